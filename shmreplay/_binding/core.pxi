@@ -1,0 +1,145 @@
+# The core's contract as Cython sees it: names and types of _core/shmreplay.h. What each function promises is said there.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, memset, strlen
+
+cdef extern from "_core/shmreplay.h" nogil:
+    enum: SR_OK, SR_WOULD_BLOCK, SR_FULL, SR_NOSPACE, SR_CLOSED, SR_CORRUPT, SR_INVALID, SR_VERSION, SR_LIMIT, SR_SYS
+    enum: SR_SESSION_CLIENT, SR_SESSION_WRITER, SR_SESSION_SAMPLER
+    enum: SR_KIND_BLOCK, SR_KIND_TRAJ, SR_KIND_EPISODE
+    enum: SR_NAME_BYTES, SR_COLUMNS_MAX
+    uint32_t SR_COL_SQUEEZED
+    uint32_t SR_NONE
+    uint64_t SR_REF(uint64_t off, int kind)
+
+    ctypedef struct sr_detail:
+        uint64_t asked, available, expected_signature, found_signature
+        int sys_errno
+    sr_detail *sr_last_detail()
+
+    ctypedef struct sr_header:
+        uint64_t generation, capacity_bytes, config_off, config_bytes, creator_pid
+        uint32_t n_participants, n_sessions, n_tables, n_arenas
+        uint64_t participants_off
+    ctypedef struct sr_participant:
+        uint32_t pid
+        uint64_t start_ticks, pid_namespace, attached_ns
+        char role[32]
+    ctypedef struct sr_session:
+        pass
+    ctypedef struct sr_store:
+        char *base
+        uint64_t bytes
+        int fd
+        sr_header *hdr
+    ctypedef struct sr_ses:
+        sr_store *st
+        sr_session *shared
+        uint32_t number
+    ctypedef struct sr_table_config:
+        char name[64]
+        uint32_t sampler_kind, remover_kind
+        double sampler_exponent, remover_exponent
+        int64_t max_size
+        int32_t max_times_sampled
+        uint32_t n_stripes
+        double samples_per_insert, min_diff, max_diff
+        int64_t min_size_to_sample
+        uint64_t seed
+    ctypedef struct sr_store_config:
+        uint64_t capacity_bytes, generation, config_bytes
+        uint32_t n_arenas, n_participants, n_sessions, n_tables
+    ctypedef struct sr_store_stats:
+        uint64_t capacity, committed, fixed, index_committed, arena_committed, arena_used, arena_free, arena_allocs
+        uint32_t participants, sessions, dirty, closed
+
+    uint64_t sr_layout_signature()
+    uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *tables)
+    int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables, const char *json)
+    int sr_store_attach(sr_store *st)
+    void sr_store_close(sr_store *st)
+    int sr_store_is_closed(const sr_store *st)
+    int sr_store_get_stats(sr_store *st, sr_store_stats *out)
+    int sr_committer_step(sr_store *st)
+    int sr_participant_set(sr_store *st, uint32_t number, uint32_t pid, uint64_t start_ticks, uint64_t ns, const char *role)
+    void sr_participant_clear(sr_store *st, uint32_t number)
+    int sr_participant_reclaim(sr_store *st, uint32_t number)
+    int sr_participant_in_use(const sr_store *st, uint32_t number)
+    void sr_store_set_port(sr_store *st, uint32_t port)
+    uint32_t sr_store_port(const sr_store *st)
+    int sr_session_open(sr_store *st, uint32_t participant, int kind, sr_ses *out)
+    int sr_session_close(sr_ses *ses)
+    void sr_session_abandon(sr_ses *ses)
+
+    int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *id)
+    const char *sr_schema_text(const sr_store *st, uint32_t id, uint64_t *bytes)
+
+    int sr_hold(sr_ses *ses, uint64_t ref, uint32_t *position)
+    int sr_ledger_reserve(sr_ses *ses, uint32_t n)
+    int sr_release(sr_ses *ses, uint32_t n, const uint32_t *positions)
+
+    int sr_episode_new(sr_ses *ses, uint64_t id, uint64_t *off, uint32_t *position)
+    int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap, uint64_t *off, uint32_t *position)
+    uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap)
+    uint32_t sr_block_columns(const sr_store *st, uint64_t block)
+    void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row)
+    void sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode)
+    void sr_block_append(sr_ses *ses, uint64_t block, const void **src, uint64_t episode)
+
+    ctypedef struct sr_run:
+        uint64_t block
+        uint32_t col, start, count
+        int32_t stride
+    int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags, const sr_run *runs,
+                    uint64_t *off, uint32_t *position)
+    void sr_copy(void *dst, const void *src, uint64_t n)
+
+    ctypedef struct sr_item:
+        uint64_t ref
+        uint32_t row_start, row_count
+        double priority
+        uint32_t schema
+    int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys, uint32_t *done, uint32_t *seq)
+
+    ctypedef struct sr_sampled:
+        uint64_t key, ref
+        uint32_t row_start, row_count
+        double probability, priority
+        int64_t table_size
+        int32_t times_sampled
+        uint32_t schema, position
+        uint64_t inserted_ns
+    int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done, uint32_t *seq)
+    void sr_wait_sample(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms)
+    void sr_wait_insert(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms)
+    int sr_priority_ok(const sr_store *st, uint32_t table, double priority)
+    int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, const double *prios, uint32_t *applied)
+    int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uint32_t *deleted)
+    int sr_reset(sr_ses *ses, uint32_t table)
+    int sr_contains(sr_ses *ses, uint32_t table, uint64_t key)
+
+    ctypedef struct sr_table_info:
+        int64_t size, inserts, samples, deletes, pending, num_episodes, num_deleted_episodes, num_unique_samples
+        uint64_t missed_updates
+        uint32_t sample_waiters, insert_waiters, poisoned
+    int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out)
+    int sr_can_sample(sr_store *st, uint32_t table, int64_t n)
+    int sr_can_insert(sr_store *st, uint32_t table, int64_t n)
+
+    uint32_t sr_item_columns(const sr_store *st, const sr_sampled *item)
+    int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t *length_flags, uint64_t *row_bytes)
+    const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c)
+    int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols, char **dst,
+                  const uint64_t *bytes, uint32_t *bad)
+    int sr_check(sr_store *st, uint32_t table, char *why, uint64_t why_bytes)
+
+cdef extern from "Python.h":
+    ctypedef struct PyThread_type_lock_s:
+        pass
+    ctypedef void *PyThread_type_lock
+    PyThread_type_lock PyThread_allocate_lock()
+    void PyThread_free_lock(PyThread_type_lock lock)
+    int PyThread_acquire_lock(PyThread_type_lock lock, int wait) nogil
+    void PyThread_release_lock(PyThread_type_lock lock) nogil
+    int PyErr_CheckSignals() except -1

@@ -1,0 +1,492 @@
+# A session: inserting, sampling, changing by key. And what sampling gives: a batch of pinned items.
+
+cdef inline double monotonic() noexcept nogil:
+    cdef timespec ts
+    clock_gettime(CLOCK_MONOTONIC, &ts)
+    return <double>ts.tv_sec + <double>ts.tv_nsec * 1e-9
+
+
+cdef inline double deadline_of(object timeout) except? -1.0:
+    """Seconds from now -> the clock's reading then; None: never."""
+    if timeout is None:
+        return INFINITY
+    return monotonic() + <double>timeout
+
+
+cdef uint32_t wait_slice_ms(double deadline) noexcept:
+    cdef double left = (deadline - monotonic()) * 1000.0
+    if left >= 100.0:
+        return 100
+    return <uint32_t>left + 1 if left > 0 else 0
+
+
+@cython.final
+cdef class WaitLog:
+    """Says once, after five seconds, what a call waits for; then each time the wait has doubled."""
+
+    cdef double next_at, started
+    cdef object describe
+
+    def __cinit__(self, object describe):
+        self.started = monotonic()
+        self.next_at = self.started + WAIT_LOG_AFTER_S
+        self.describe = describe
+
+    cdef int tick(self) except -1:
+        cdef double now = monotonic()
+        if now >= self.next_at:
+            self.next_at = now + 2 * (now - self.started)
+            logger.warning("waiting for %.1f s: %s", now - self.started, self.describe())
+        return 0
+
+
+cdef class Session:
+    """One place in the store. Used by one thread at a time: its owner sees to that."""
+
+    cdef Store store
+    cdef sr_ses ses
+    cdef bint open
+
+    def __cinit__(self, Store store, int kind):
+        store.usable()
+        self.store = store
+        cdef int rc
+        with nogil:
+            rc = sr_session_open(&store.st, store.participant, kind, &self.ses)
+        if rc != SR_OK:
+            raise_status(rc, "opening a session")
+        self.open = True
+
+    def __dealloc__(self):
+        if not self.open:
+            return
+        self.open = False
+        if self.store.fork_count != _fork_count:
+            sr_session_abandon(&self.ses)
+        else:
+            sr_session_close(&self.ses)
+
+    cdef inline int usable(self) except -1:
+        if not self.open:
+            raise errors.WriterClosedError("this writer, sampler or client is closed; make a new one")
+        return self.store.usable()
+
+    def close(self):
+        """Give back everything that the session holds. Idempotent."""
+        cdef int rc = SR_OK
+        if not self.open:
+            return
+        self.open = False
+        if self.store.fork_count != _fork_count:
+            sr_session_abandon(&self.ses)
+            return
+        with nogil:
+            rc = sr_session_close(&self.ses)
+        if rc != SR_OK:
+            raise_status(rc, "closing a session")
+
+    # -------------------------------------------------------------- by key
+
+    def update(self, uint32_t table, keys, priorities):
+        """Set priorities by key (uint64[N] and float64[N], C-contiguous). Gives the number of keys found."""
+        self.usable()
+        cdef Py_buffer k, p
+        cdef uint32_t applied = 0
+        cdef int rc
+        PyObject_GetBuffer(keys, &k, PyBUF_SIMPLE)
+        try:
+            PyObject_GetBuffer(priorities, &p, PyBUF_SIMPLE)
+            try:
+                if k.len != p.len or k.len % 8 != 0:
+                    raise errors.InvalidArgumentError(f"{k.len // 8} keys but {p.len // 8} priorities")
+                with nogil:
+                    rc = sr_update(&self.ses, table, <uint32_t>(k.len // 8), <uint64_t *>k.buf, <double *>p.buf, &applied)
+            finally:
+                PyBuffer_Release(&p)
+        finally:
+            PyBuffer_Release(&k)
+        if rc != SR_OK:
+            raise_status(rc, "updating priorities")
+        return applied
+
+    def delete(self, uint32_t table, keys):
+        """Delete by key (uint64[N], C-contiguous). Gives the number of items deleted."""
+        self.usable()
+        cdef Py_buffer k
+        cdef uint32_t deleted = 0
+        cdef int rc
+        PyObject_GetBuffer(keys, &k, PyBUF_SIMPLE)
+        try:
+            with nogil:
+                rc = sr_delete(&self.ses, table, <uint32_t>(k.len // 8), <uint64_t *>k.buf, &deleted)
+        finally:
+            PyBuffer_Release(&k)
+        if rc != SR_OK:
+            raise_status(rc, "deleting items")
+        return deleted
+
+    def contains(self, uint32_t table, uint64_t key):
+        """Is the key in the table?"""
+        self.usable()
+        cdef int rc = sr_contains(&self.ses, table, key)
+        if rc < 0:
+            raise_status(rc, "looking a key up")
+        return bool(rc)
+
+    def reset(self, uint32_t table):
+        """Empty the table and zero its counters."""
+        self.usable()
+        cdef int rc
+        with nogil:
+            rc = sr_reset(&self.ses, table)
+        if rc != SR_OK:
+            raise_status(rc, "resetting a table")
+
+    def priority_ok(self, uint32_t table, double priority):
+        """Does the table take this priority?"""
+        self.usable()
+        return bool(sr_priority_ok(&self.store.st, table, priority))
+
+    def first_bad_priority(self, uint32_t table, priorities):
+        """Index of the first of float64[N] that the table does not take, or -1."""
+        self.usable()
+        cdef Py_buffer p
+        cdef Py_ssize_t i, n, bad = -1
+        PyObject_GetBuffer(priorities, &p, PyBUF_SIMPLE)
+        n = p.len // 8
+        for i in range(n):
+            if not sr_priority_ok(&self.store.st, table, (<double *>p.buf)[i]):
+                bad = i
+                break
+        PyBuffer_Release(&p)
+        return bad
+
+    # -------------------------------------------------------------- sampling
+
+    def sample(self, uint32_t table, uint32_t n, timeout, describe, Batch partial=None):
+        """Draw n items, waiting as the limiter demands. A Batch, which may be short if the deadline passed after the first draw.
+
+        `partial` continues a batch that an interrupted call left. Raises DeadlineExceededError with nothing drawn.
+        """
+        self.usable()
+        cdef Batch b = partial if partial is not None else make_batch(self, table, n)
+        if partial is not None:
+            b.extend_to(n)
+        cdef double deadline = deadline_of(timeout)
+        cdef uint32_t done = 0, seq = 0, slice_ms
+        cdef int rc
+        cdef WaitLog log = None
+        while True:
+            with nogil:
+                rc = sr_sample(&self.ses, table, n - b.n, b.items + b.n, &done, &seq)
+            b.n += done
+            if rc == SR_OK:
+                return b
+            if rc != SR_WOULD_BLOCK:
+                self.interrupted = b
+                raise_status(rc, "sampling")
+            slice_ms = wait_slice_ms(deadline)
+            if slice_ms == 0:
+                if b.n > 0:
+                    return b
+                b.release()
+                raise errors.DeadlineExceededError(f"no sample within {timeout} s: {describe()}")
+            if log is None:
+                log = WaitLog(describe)
+            try:
+                with nogil:
+                    sr_wait_sample(&self.store.st, table, seq, slice_ms)
+                PyErr_CheckSignals()
+                log.tick()
+            except BaseException:
+                self.interrupted = b
+                raise
+
+    cdef public object interrupted  # batch that an interrupted call had begun: its items are not lost
+
+    # -------------------------------------------------------------- batch insert
+
+    def insert_batch(self, uint32_t table, list columns, uint64_t n, priorities, uint32_t schema, timeout, describe,
+                     uint64_t episode_id, keys):
+        """One item a row of C-contiguous arrays with leading axis n. Fills keys (uint64[n]); all are in when this returns.
+
+        Raises DeadlineExceededError with `inserted` set to the number of rows that are in.
+        """
+        self.usable()
+        cdef uint32_t n_cols = <uint32_t>len(columns)
+        cdef Py_buffer *bufs = <Py_buffer *>calloc(n_cols + 2, sizeof(Py_buffer))
+        cdef uint32_t got = 0, i
+        cdef uint32_t positions[1]
+        cdef uint64_t episode = 0
+        cdef int rc
+        if bufs == NULL:
+            raise MemoryError
+        try:
+            for i in range(n_cols):
+                PyObject_GetBuffer(columns[i], &bufs[i], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+                got += 1
+            PyObject_GetBuffer(priorities, &bufs[n_cols], PyBUF_SIMPLE)
+            got += 1
+            PyObject_GetBuffer(keys, &bufs[n_cols + 1], PyBUF_WRITABLE)
+            got += 1
+            with nogil:
+                rc = sr_episode_new(&self.ses, episode_id, &episode, positions)
+            if rc != SR_OK:
+                raise_status(rc, "insert_batch")
+            try:
+                self.insert_rows(table, bufs, n_cols, n, schema, timeout, describe, episode)
+            finally:
+                sr_release(&self.ses, 1, positions)
+        finally:
+            for i in range(got):
+                PyBuffer_Release(&bufs[i])
+            free(bufs)
+
+    cdef int insert_rows(self, uint32_t table, Py_buffer *bufs, uint32_t n_cols, uint64_t n, uint32_t schema, object timeout,
+                         object describe, uint64_t episode) except -1:
+        cdef uint64_t row_bytes[SR_COLUMNS_MAX]
+        cdef uint64_t total = 0, at = 0
+        cdef uint32_t c, rows, rows_max
+        cdef double deadline = deadline_of(timeout)
+        for c in range(n_cols):
+            row_bytes[c] = <uint64_t>bufs[c].len // n
+            total += row_bytes[c]
+        # A block stays as long as any row of it is referred to: not too many rows a block.
+        rows_max = <uint32_t>min(max(BATCH_BLOCK_BYTES // max(total, 1), 1), BATCH_BLOCK_ROWS)
+        while at < n:
+            rows = <uint32_t>min(n - at, <uint64_t>rows_max)
+            self.insert_block(table, bufs, n_cols, row_bytes, at, rows, schema, timeout, deadline, describe, episode)
+            at += rows
+        return 0
+
+    cdef int insert_block(self, uint32_t table, Py_buffer *bufs, uint32_t n_cols, uint64_t *row_bytes, uint64_t at, uint32_t rows,
+                          uint32_t schema, object timeout, double deadline, object describe, uint64_t episode) except -1:
+        cdef uint64_t block = 0
+        cdef uint32_t position = 0, i
+        cdef int rc
+        cdef sr_item *items = <sr_item *>malloc(rows * sizeof(sr_item))
+        cdef double *prio = <double *>bufs[n_cols].buf + at
+        cdef uint64_t *keys = <uint64_t *>bufs[n_cols + 1].buf + at
+        if items == NULL:
+            raise MemoryError
+        try:
+            with nogil:
+                rc = sr_block_new(&self.ses, n_cols, row_bytes, rows, &block, &position)
+                if rc == SR_OK:
+                    for i in range(n_cols):
+                        sr_copy(sr_block_cell(&self.store.st, block, i, 0), <char *>bufs[i].buf + at * row_bytes[i],
+                                rows * row_bytes[i])
+                    sr_block_publish(&self.ses, block, rows, episode)
+                    for i in range(rows):
+                        items[i].ref = SR_REF(block, SR_KIND_BLOCK)
+                        items[i].row_start = i
+                        items[i].row_count = 1 | SR_COL_SQUEEZED
+                        items[i].priority = prio[i]
+                        items[i].schema = schema
+            if rc != SR_OK:
+                raise_status(rc, f"insert_batch (after {at} rows)" if at else "insert_batch")
+            try:
+                self.insert_items(table, items, rows, keys, at, timeout, deadline, describe)
+            finally:
+                sr_release(&self.ses, 1, &position)
+        finally:
+            free(items)
+        return 0
+
+    cdef int insert_items(self, uint32_t table, sr_item *items, uint32_t n, uint64_t *keys, uint64_t before, object timeout,
+                          double deadline, object describe) except -1:
+        cdef uint32_t total = 0, done = 0, seq = 0, slice_ms
+        cdef int rc
+        cdef WaitLog log = None
+        while True:
+            with nogil:
+                rc = sr_insert(&self.ses, table, n - total, items + total, keys + total, &done, &seq)
+            total += done
+            if rc == SR_OK:
+                return 0
+            if rc != SR_WOULD_BLOCK:
+                raise_status(rc, f"inserting (after {before + total} items)" if before + total else "inserting")
+            slice_ms = wait_slice_ms(deadline)
+            if slice_ms == 0:
+                raise errors.DeadlineExceededError(
+                    f"{before + total} items inserted within {timeout} s, the next was held back: {describe()}")
+            if log is None:
+                log = WaitLog(describe)
+            with nogil:
+                sr_wait_insert(&self.store.st, table, seq, slice_ms)
+            PyErr_CheckSignals()
+            log.tick()
+
+
+cdef Batch make_batch(Session session, uint32_t table, uint32_t n):
+    cdef Batch b = Batch.__new__(Batch)
+    b.session = session
+    b.table = table
+    b.items = <sr_sampled *>malloc(max(n, 1) * sizeof(sr_sampled))
+    if b.items == NULL:
+        raise MemoryError(f"no memory for a batch of {n}")
+    return b
+
+
+@cython.freelist(16)
+cdef class Batch:
+    """Items that were drawn and are pinned: their data cannot change or be reused until release."""
+
+    cdef Session session
+    cdef readonly uint32_t table
+    cdef sr_sampled *items
+    cdef uint32_t n
+    cdef bint released
+    cdef object on_release
+
+    def __dealloc__(self):
+        if not self.released and self.session is not None and self.session.open:
+            self.drop()
+            if self.on_release is not None:
+                self.on_release.append(self.session)
+        free(self.items)
+
+    def lend(self, on_release):
+        """From now on the pins go when the last window on this batch does; the session is then appended to the list."""
+        self.on_release = on_release
+
+    cdef int extend_to(self, uint32_t n) except -1:
+        cdef sr_sampled *items = <sr_sampled *>realloc(self.items, max(n, 1) * sizeof(sr_sampled))
+        if items == NULL:
+            raise MemoryError(f"no memory for a batch of {n}")
+        self.items = items
+        return 0
+
+    cdef int drop(self):
+        """Give the pins back. The session is the batch's own until then."""
+        cdef uint32_t *positions
+        cdef uint32_t i
+        cdef int rc = SR_OK
+        self.released = True
+        if self.n == 0 or self.session.store.fork_count != _fork_count:
+            return SR_OK
+        positions = <uint32_t *>malloc(self.n * sizeof(uint32_t))
+        if positions == NULL:
+            return SR_SYS
+        for i in range(self.n):
+            positions[i] = self.items[i].position
+        with nogil:
+            rc = sr_release(&self.session.ses, self.n, positions)
+        free(positions)
+        return rc
+
+    def release(self):
+        """Give the pins back. Idempotent."""
+        cdef int rc
+        if self.released:
+            return
+        self.session.usable()
+        rc = self.drop()
+        if rc != SR_OK:
+            raise_status(rc, "releasing a batch")
+
+    def __len__(self):
+        return self.n
+
+    @property
+    def owner(self):
+        """The session that holds the pins."""
+        return self.session
+
+    @property
+    def schema(self):
+        """Number of the items' structure; -1 where they differ."""
+        cdef uint32_t i
+        for i in range(1, self.n):
+            if self.items[i].schema != self.items[0].schema:
+                return -1
+        return self.items[0].schema if self.n else -1
+
+    def schema_of(self, uint32_t i):
+        """Number of one item's structure."""
+        self.bound(i)
+        return self.items[i].schema
+
+    cdef int bound(self, uint32_t i) except -1:
+        if i >= self.n:
+            raise IndexError(f"item {i} of a batch of {self.n}")
+        if self.released:
+            raise errors.ReverbError("this batch was released; its data may be gone")
+        return 0
+
+    def info_of(self, uint32_t i):
+        """(key, probability, table_size, priority, times_sampled) of one item."""
+        self.bound(i)
+        cdef sr_sampled *s = &self.items[i]
+        return s.key, s.probability, s.table_size, s.priority, s.times_sampled
+
+    def info_arrays(self, key, probability, table_size, priority, times_sampled):
+        """Fill the five arrays of a batch's info (uint64, float64, int64, float64, int32; at least n long)."""
+        cdef Py_buffer b[5]
+        cdef uint32_t i
+        cdef object arrays = (key, probability, table_size, priority, times_sampled)
+        cdef int got = 0
+        try:
+            for a in arrays:
+                PyObject_GetBuffer(a, &b[got], PyBUF_WRITABLE)
+                got += 1
+            if b[0].len < self.n * 8 or b[4].len < self.n * 4:
+                raise errors.InvalidArgumentError("info arrays are too short")
+            for i in range(self.n):
+                (<uint64_t *>b[0].buf)[i] = self.items[i].key
+                (<double *>b[1].buf)[i] = self.items[i].probability
+                (<int64_t *>b[2].buf)[i] = self.items[i].table_size
+                (<double *>b[3].buf)[i] = self.items[i].priority
+                (<int32_t *>b[4].buf)[i] = self.items[i].times_sampled
+        finally:
+            for i in range(<uint32_t>got):
+                PyBuffer_Release(&b[i])
+
+    def columns(self, uint32_t i):
+        """For each column of item i: (length, squeezed, bytes of a row)."""
+        self.bound(i)
+        cdef uint32_t length_flags = 0, c
+        cdef uint64_t row_bytes = 0
+        cdef list out = []
+        for c in range(sr_item_columns(&self.session.store.st, &self.items[i])):
+            sr_item_column(&self.session.store.st, &self.items[i], c, &length_flags, &row_bytes)
+            out.append((length_flags & ~SR_COL_SQUEEZED, bool(length_flags & SR_COL_SQUEEZED), row_bytes))
+        return out
+
+    def gather(self, list arrays, uint32_t first, uint32_t count):
+        """Copy columns of items [first, first + count) into arrays (C-contiguous, count items each).
+
+        Gives the index of the first item whose lengths differ from the arrays' share of an item, or -1.
+        """
+        cdef uint32_t n_cols = <uint32_t>len(arrays)
+        cdef Py_buffer bufs[SR_COLUMNS_MAX]
+        cdef char *dst[SR_COLUMNS_MAX]
+        cdef uint64_t nbytes[SR_COLUMNS_MAX]
+        cdef uint32_t got = 0, bad = 0, c
+        cdef int rc
+        if n_cols > SR_COLUMNS_MAX or count == 0:
+            raise errors.InvalidArgumentError(f"{n_cols} columns, {count} items")
+        self.bound(first + count - 1)
+        try:
+            for c in range(n_cols):
+                PyObject_GetBuffer(arrays[c], &bufs[c], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+                got += 1
+                dst[c] = <char *>bufs[c].buf
+                nbytes[c] = <uint64_t>bufs[c].len // count
+            with nogil:
+                rc = sr_gather(&self.session.store.st, count, self.items + first, n_cols, dst, nbytes, &bad)
+        finally:
+            for c in range(got):
+                PyBuffer_Release(&bufs[c])
+        return -1 if rc == SR_OK else <int64_t>(first + bad)
+
+    def view(self, uint32_t i, uint32_t c):
+        """A read-only window on column c of item i, or None where its rows do not lie together."""
+        self.bound(i)
+        cdef uint32_t length_flags = 0
+        cdef uint64_t row_bytes = 0
+        cdef const void *p = sr_item_view(&self.session.store.st, &self.items[i], c)
+        if p == NULL:
+            return None
+        sr_item_column(&self.session.store.st, &self.items[i], c, &length_flags, &row_bytes)
+        return make_window(self, p, (length_flags & ~SR_COL_SQUEEZED) * row_bytes, True)

@@ -1,0 +1,338 @@
+# Mapping a segment, and everything about a store as a whole.
+
+from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
+
+cdef extern from "sys/mman.h" nogil:
+    enum: MADV_HUGEPAGE, MADV_DONTDUMP
+    int madvise(void *addr, size_t length, int advice)
+
+cdef int _fork_count = 0
+
+
+def note_fork():
+    """Called in the child after a fork: handles made before it raise `ForkedHandleError` from now on."""
+    global _fork_count
+    _fork_count += 1
+
+
+cdef raise_status(int rc, str what):
+    """Turn a status of the core into the exception it stands for."""
+    cdef sr_detail *d = sr_last_detail()
+    if rc == SR_FULL:
+        raise errors.ArenaFullError(
+            f"{what}: the store is full: {d.asked} bytes asked for, {d.available} available within its capacity. "
+            "Give the server a larger capacity=, a smaller table max_size, or delete items.")
+    if rc == SR_NOSPACE:
+        raise errors.ArenaFullError(
+            f"{what}: the file system behind shared memory (/dev/shm) is full: {d.asked} bytes asked for. "
+            "Free space there or enlarge it (Docker: --shm-size), or give the server a smaller capacity=.")
+    if rc == SR_CLOSED:
+        raise errors.ServerClosedError(f"{what}: the server has closed this store; start it again and attach anew.")
+    if rc == SR_CORRUPT:
+        raise errors.TableCorruptedError(
+            f"{what}: a process died in the middle of a change, or a consistency check failed; the table is shut to "
+            "prevent wrong answers. Restart the server.")
+    if rc == SR_LIMIT:
+        raise errors.ReverbError(
+            f"{what}: no free entry left in the store (its bounds on attached processes, open writers and samplers, or "
+            "different item structures). Close what is not needed or give the server a larger capacity=.")
+    if rc == SR_SYS:
+        raise OSError(d.sys_errno, f"{what}: a system call failed")
+    raise errors.InvalidArgumentError(f"{what}: refused by the core as out of range (status {rc})")
+
+
+cdef int fill_table_config(sr_table_config *c, object cfg, object seed) except -1:
+    cdef bytes name = cfg.name.encode()
+    memset(c, 0, sizeof(sr_table_config))
+    if len(name) >= SR_NAME_BYTES:
+        raise errors.InvalidArgumentError(f"table name {cfg.name!r} has {len(name)} bytes; at most {SR_NAME_BYTES - 1}")
+    memcpy(c.name, <const char *>name, len(name))
+    c.sampler_kind = SELECTOR_CODES[cfg.sampler_kind]
+    c.remover_kind = SELECTOR_CODES[cfg.remover_kind]
+    c.sampler_exponent = cfg.sampler_exponent
+    c.remover_exponent = cfg.remover_exponent
+    c.max_size = cfg.max_size
+    c.max_times_sampled = cfg.max_times_sampled
+    c.n_stripes = cfg.stripes
+    c.samples_per_insert = cfg.samples_per_insert
+    c.min_diff = cfg.min_diff
+    c.max_diff = cfg.max_diff
+    c.min_size_to_sample = cfg.min_size_to_sample
+    c.seed = seed
+    return 0
+
+
+cdef sr_table_config *make_table_configs(tables, seeds) except NULL:
+    cdef sr_table_config *list = <sr_table_config *>calloc(max(len(tables), 1), sizeof(sr_table_config))
+    if list == NULL:
+        raise MemoryError
+    try:
+        for i, (cfg, seed) in enumerate(zip(tables, seeds)):
+            fill_table_config(&list[i], cfg, seed)
+    except BaseException:
+        free(list)
+        raise
+    return list
+
+
+def layout_signature():
+    """Fingerprint of the sizes and alignments that this build was compiled with."""
+    return sr_layout_signature()
+
+
+def store_bytes(uint64_t capacity, uint32_t n_arenas, uint32_t n_participants, uint32_t n_sessions,
+                uint64_t config_bytes, tables):
+    """Virtual size in bytes of the segment that such a store needs."""
+    cdef sr_store_config cfg
+    memset(&cfg, 0, sizeof(cfg))
+    cfg.capacity_bytes = capacity
+    cfg.n_arenas = n_arenas
+    cfg.n_participants = n_participants
+    cfg.n_sessions = n_sessions
+    cfg.config_bytes = config_bytes
+    cfg.n_tables = len(tables)
+    cdef sr_table_config *list = make_table_configs(tables, [0] * len(tables))
+    cdef uint64_t n = sr_store_bytes(&cfg, list)
+    free(list)
+    return n
+
+
+cdef class Store:
+    """One store, mapped into this process. Unmapped only when nothing refers to it any more."""
+
+    cdef sr_store st
+    cdef int fork_count
+    cdef readonly uint32_t participant
+
+    def __cinit__(self, int fd, uint64_t nbytes):
+        memset(&self.st, 0, sizeof(self.st))
+        self.fork_count = _fork_count
+        self.st.fd = fd
+        cdef void *base = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+        if base == MAP_FAILED:
+            raise OSError(f"cannot map a store of {nbytes} bytes of address space; see ulimit -v")
+        self.st.base = <char *>base
+        self.st.bytes = nbytes
+        # Refused by kernels that cannot: neither is needed for correctness.
+        madvise(base, nbytes, MADV_DONTDUMP)
+        madvise(base, nbytes, MADV_HUGEPAGE)
+
+    def __dealloc__(self):
+        if self.st.base != NULL:
+            munmap(self.st.base, self.st.bytes)
+
+    cdef inline int usable(self) except -1:
+        if self.fork_count != _fork_count:
+            raise errors.ForkedHandleError(
+                "this handle was made before a fork and belongs to the parent process; make a new Client, writer or "
+                "sampler in the child")
+        if self.st.hdr == NULL:
+            raise errors.StoreNotFoundError("the store is not attached; call attach() or format() first")
+        return 0
+
+    def format(self, uint64_t generation, uint64_t capacity, uint32_t n_arenas, uint32_t n_participants,
+               uint32_t n_sessions, bytes config_json, tables, seeds):
+        """Lay a new store out in the mapped segment. The caller created it exclusively."""
+        cdef sr_store_config cfg
+        cfg.generation = generation
+        cfg.capacity_bytes = capacity
+        cfg.n_arenas = n_arenas
+        cfg.n_participants = n_participants
+        cfg.n_sessions = n_sessions
+        cfg.config_bytes = len(config_json)
+        cfg.n_tables = len(tables)
+        cdef sr_table_config *list = make_table_configs(tables, seeds)
+        cdef int rc = sr_store_format(&self.st, &cfg, list, <const char *>config_json)
+        free(list)
+        if rc != SR_OK:
+            raise_status(rc, "creating the store")
+
+    def attach(self):
+        """Check the mapped segment. False while it is not laid out yet."""
+        cdef int rc = sr_store_attach(&self.st)
+        cdef sr_detail *d = sr_last_detail()
+        if rc == SR_WOULD_BLOCK:
+            return False
+        if rc == SR_VERSION:
+            raise errors.VersionMismatchError(
+                f"the store has layout version {d.asked}, signature {d.found_signature:016x}; this package has version "
+                f"{d.available}, signature {d.expected_signature:016x}. Use the same package, Python build and C library "
+                "on both sides.")
+        if rc != SR_OK:
+            raise_status(rc, "attaching to the store")
+        return True
+
+    def close_server(self):
+        """Mark the store closed and wake everybody who waits."""
+        self.usable()
+        sr_store_close(&self.st)
+
+    @property
+    def closed(self):
+        self.usable()
+        return bool(sr_store_is_closed(&self.st))
+
+    @property
+    def port(self):
+        self.usable()
+        return sr_store_port(&self.st)
+
+    @port.setter
+    def port(self, uint32_t value):
+        self.usable()
+        sr_store_set_port(&self.st, value)
+
+    @property
+    def creator_pid(self):
+        self.usable()
+        return self.st.hdr.creator_pid
+
+    @creator_pid.setter
+    def creator_pid(self, uint64_t value):
+        self.usable()
+        self.st.hdr.creator_pid = value
+
+    @property
+    def generation(self):
+        self.usable()
+        return self.st.hdr.generation
+
+    @property
+    def n_participants(self):
+        self.usable()
+        return self.st.hdr.n_participants
+
+    @property
+    def config_json(self):
+        self.usable()
+        return self.st.base[self.st.hdr.config_off:self.st.hdr.config_off + self.st.hdr.config_bytes]
+
+    def participant_set(self, uint32_t number, uint32_t pid, uint64_t start_ticks, uint64_t pid_namespace, str role):
+        """Record this process; it holds the record lock on that byte. False: the entry awaits reclaiming."""
+        self.usable()
+        cdef bytes text = role.encode()
+        cdef int rc = sr_participant_set(&self.st, number, pid, start_ticks, pid_namespace, <const char *>text)
+        if rc == SR_WOULD_BLOCK:
+            return False
+        if rc != SR_OK:
+            raise_status(rc, "recording a participant")
+        self.participant = number
+        return True
+
+    def participant_clear(self, uint32_t number):
+        """Free a participant entry."""
+        self.usable()
+        sr_participant_clear(&self.st, number)
+
+    def participant_reclaim(self, uint32_t number):
+        """Free what a dead participant's idle sessions held. Gives the number of sessions freed."""
+        self.usable()
+        cdef int rc
+        with nogil:
+            rc = sr_participant_reclaim(&self.st, number)
+        if rc < 0:
+            raise_status(rc, "reclaiming a dead participant")
+        return rc
+
+    def participants(self):
+        """Entries in use: (number, pid, start_ticks, pid_namespace, attached_ns, role)."""
+        self.usable()
+        cdef sr_participant *p = <sr_participant *>(self.st.base + self.st.hdr.participants_off)
+        cdef list out = []
+        cdef uint32_t i
+        for i in range(self.st.hdr.n_participants):
+            if sr_participant_in_use(&self.st, i):
+                out.append((i, p[i].pid, p[i].start_ticks, p[i].pid_namespace, p[i].attached_ns,
+                            bytes(p[i].role).split(b"\0")[0].decode(errors="replace")))
+        return out
+
+    def stats(self):
+        """Bytes by use, and who is there: a flat dict of numbers."""
+        self.usable()
+        cdef sr_store_stats s
+        cdef int rc = sr_store_get_stats(&self.st, &s)
+        if rc != SR_OK:
+            raise_status(rc, "reading statistics")
+        return {
+            "capacity_bytes": s.capacity, "committed_bytes": s.committed, "fixed_bytes": s.fixed,
+            "index_bytes": s.index_committed, "arena_committed_bytes": s.arena_committed,
+            "arena_used_bytes": s.arena_used, "arena_free_bytes": s.arena_free, "arena_allocations": s.arena_allocs,
+            "participants": s.participants, "sessions": s.sessions, "dirty": s.dirty, "closed": s.closed,
+        }
+
+    def committer_step(self):
+        """Wait at most 0.1 s for an arena to run low, then commit ahead. Gives the number of extents added."""
+        self.usable()
+        cdef int rc
+        with nogil:
+            rc = sr_committer_step(&self.st)
+        if rc < 0 and rc != SR_FULL and rc != SR_NOSPACE:
+            raise_status(rc, "committing memory ahead")
+        return max(rc, 0)
+
+    def table_info(self, uint32_t table):
+        """Counters of one table as a dict."""
+        self.usable()
+        cdef sr_table_info i
+        cdef int rc = sr_table_get_info(&self.st, table, &i)
+        if rc != SR_OK:
+            raise_status(rc, "reading a table's counters")
+        return {
+            "size": i.size, "inserts": i.inserts, "samples": i.samples, "deletes": i.deletes, "pending": i.pending,
+            "num_episodes": i.num_episodes, "num_deleted_episodes": i.num_deleted_episodes,
+            "num_unique_samples": i.num_unique_samples, "missed_updates": i.missed_updates,
+            "sample_waiters": i.sample_waiters, "insert_waiters": i.insert_waiters, "poisoned": i.poisoned,
+        }
+
+    def can_sample(self, uint32_t table, int64_t n):
+        """Does the rate limiter allow n samples now?"""
+        self.usable()
+        cdef int rc = sr_can_sample(&self.st, table, n)
+        if rc < 0:
+            raise_status(rc, "asking the rate limiter")
+        return bool(rc)
+
+    def can_insert(self, uint32_t table, int64_t n):
+        """Does the rate limiter allow n inserts now?"""
+        self.usable()
+        cdef int rc = sr_can_insert(&self.st, table, n)
+        if rc < 0:
+            raise_status(rc, "asking the rate limiter")
+        return bool(rc)
+
+    def check(self, table=None):
+        """Walk all invariants of one table (its number), or of the whole store. Raises TableCorruptedError."""
+        self.usable()
+        cdef char why[512]
+        cdef uint32_t number = SR_NONE if table is None else table
+        cdef int rc
+        with nogil:
+            rc = sr_check(&self.st, number, why, sizeof(why))
+        if rc == SR_CORRUPT:
+            raise errors.TableCorruptedError(f"consistency check failed: {why.decode(errors='replace')}")
+        if rc != SR_OK:
+            raise_status(rc, "checking the store")
+
+    def schema_intern(self, bytes json):
+        """Number of an item structure, adding it if it is new."""
+        self.usable()
+        cdef uint32_t number
+        cdef int rc = sr_schema_intern(&self.st, <const char *>json, len(json), &number)
+        if rc != SR_OK:
+            raise_status(rc, "recording an item structure")
+        return number
+
+    def schema_text(self, uint32_t number):
+        """JSON of an item structure."""
+        self.usable()
+        cdef uint64_t n
+        cdef const char *text = sr_schema_text(&self.st, number, &n)
+        if text == NULL:
+            raise errors.TableCorruptedError(f"item structure {number} is not in the store")
+        return text[:n]
+
+    def wait_insert(self, uint32_t table, uint32_t seq, uint32_t timeout_ms):
+        """Sleep until inserters of the table should look again, at most timeout_ms (<= 100)."""
+        self.usable()
+        with nogil:
+            sr_wait_insert(&self.st, table, seq, timeout_ms)

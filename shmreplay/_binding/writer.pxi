@@ -1,0 +1,1330 @@
+# Writing step by step: columns, history, blocks, items. The hot path of an actor.
+#
+# Words: a *column* is one leaf of the data; its values are numbered from 0 as they come. A *group* is a set of columns that are
+# given together in one append; its rows go into blocks of their own, so that a column that is left out costs nothing. A *cell* is where a
+# value lies: block, row, column of the group.
+
+cdef struct cell:
+    uint64_t block
+    uint32_t row
+    uint32_t col
+
+cdef struct step_mark:
+    int64_t step
+    int64_t value   # number of the column's value in that step
+
+DEF SCRATCH = 16  # bytes for a scalar
+DEF FOREIGN = 0x3fffffff  # number of a column that belongs to another writer
+DEF RUNS_MAX = 65535
+
+
+cdef class Column:
+    """One leaf of the data: type, shape, and where its latest values lie."""
+
+    cdef readonly tuple path
+    cdef readonly int code
+    cdef readonly tuple shape
+    cdef readonly uint64_t row_bytes
+    cdef readonly int64_t keep      # values (and steps) that stay reachable
+    cdef readonly int64_t count     # values so far
+    cdef readonly uint32_t number
+    cdef int64_t cleared            # values below this are gone (end_episode(clear_buffers=True))
+    cdef int64_t open_step          # step in which the latest value came
+    cdef int ndim
+    cdef Py_ssize_t *dims
+    cdef cell *ring
+    cdef step_mark *marks
+
+    def __cinit__(self, tuple path, int code, tuple shape, int64_t keep, uint32_t number):
+        cdef Py_ssize_t items = 1
+        self.path = path
+        self.code = code
+        self.shape = shape
+        self.number = number
+        self.ndim = <int>len(shape)
+        self.dims = <Py_ssize_t *>malloc(max(self.ndim, 1) * sizeof(Py_ssize_t))
+        for i in range(self.ndim):
+            self.dims[i] = shape[i]
+            items *= shape[i]
+        self.row_bytes = <uint64_t>items * <uint64_t>dtype_from_code(code).itemsize
+        self.open_step = -1
+        self.resize(keep)
+
+    cdef int resize(self, int64_t keep) except -1:
+        """Set the number of values that stay reachable. Of those there, the newest stay."""
+        cdef cell *ring = <cell *>calloc(keep, sizeof(cell))
+        cdef step_mark *marks = <step_mark *>calloc(keep, sizeof(step_mark))
+        cdef int64_t i, oldest = self.count
+        cdef step_mark *m
+        if ring == NULL or marks == NULL:
+            free(ring)
+            free(marks)
+            raise MemoryError(f"no memory for a history of {keep} steps")
+        for i in range(keep):
+            marks[i].step = -1
+        if self.ring != NULL:
+            oldest = max(self.cleared, self.count - min(keep, self.keep))
+            for i in range(oldest, self.count):
+                ring[i % keep] = self.ring[i % self.keep]
+            for i in range(self.keep):
+                m = &self.marks[i]
+                if m.step >= 0 and m.value >= oldest and m.step > marks[m.step % keep].step:
+                    marks[m.step % keep] = m[0]
+        free(self.ring)
+        free(self.marks)
+        self.ring = ring
+        self.marks = marks
+        self.keep = keep
+        self.cleared = oldest
+        return 0
+
+    def __dealloc__(self):
+        free(self.dims)
+        free(self.ring)
+        free(self.marks)
+
+    cdef inline bint alive(self, int64_t value) noexcept:
+        return value >= self.cleared and value < self.count and self.count - value <= self.keep
+
+    cdef inline int64_t value_of_step(self, int64_t step) noexcept:
+        """Number of the value that came in this step, or -1: none, or not reachable any more."""
+        cdef step_mark *m = &self.marks[step % self.keep]
+        if m.step != step or not self.alive(m.value):
+            return -1
+        return m.value
+
+    cdef inline void push(self, int64_t step, uint64_t block, uint32_t row, uint32_t col) noexcept:
+        cdef cell *c = &self.ring[self.count % self.keep]
+        cdef step_mark *m = &self.marks[step % self.keep]
+        c.block = block
+        c.row = row
+        c.col = col
+        m.step = step
+        m.value = self.count
+        self.open_step = step
+        self.count += 1
+
+
+cdef class Held:
+    """A block that the writer holds: open, or full with values that are still reachable."""
+
+    cdef uint64_t block
+    cdef uint32_t position
+    cdef list last   # for each column of the group: number of its last value here
+
+
+cdef class Group:
+    """Columns that come together, and the blocks of their rows."""
+
+    cdef list columns
+    cdef uint32_t n
+    cdef uint64_t *row_bytes
+    cdef uint64_t total
+    cdef uint32_t rows_cap, rows
+    cdef uint64_t block
+    cdef list held
+    cdef Held current
+
+    def __cinit__(self, list columns):
+        cdef Column c
+        self.columns = columns
+        self.n = <uint32_t>len(columns)
+        self.row_bytes = <uint64_t *>malloc(self.n * sizeof(uint64_t))
+        if self.row_bytes == NULL:
+            raise MemoryError
+        for i, c in enumerate(columns):
+            self.row_bytes[i] = c.row_bytes
+            self.total += c.row_bytes
+        self.held = []
+
+    def __dealloc__(self):
+        free(self.row_bytes)
+
+
+# ------------------------------------------------------------------ plans: how a structure is taken apart
+
+DEF NODE_LEAF = 0
+DEF NODE_DICT = 1
+DEF NODE_SEQUENCE = 2
+
+cdef class Node:
+    """A compiled structure: flattening by it costs a lookup a leaf."""
+
+    cdef int kind
+    cdef tuple keys
+    cdef list children
+    cdef type cls
+    cdef Py_ssize_t n
+
+
+cdef Node compile_node(object structure):
+    cdef Node node = Node.__new__(Node)
+    if type(structure) is dict:
+        node.kind = NODE_DICT
+        node.keys = tuple(sorted(structure))
+        node.children = [compile_node(structure[k]) for k in node.keys]
+    elif isinstance(structure, (list, tuple)):
+        node.kind = NODE_SEQUENCE
+        node.cls = type(structure)
+        node.children = [compile_node(x) for x in structure]
+    elif is_nested(structure):
+        return None
+    else:
+        node.kind = NODE_LEAF
+        return node
+    for child in node.children:
+        if child is None:
+            return None
+    node.n = len(node.children)
+    return node
+
+
+cdef int flatten_by(object data, Node node, list out) except -1:
+    """Append the leaves to out. 0 if the structure is another one."""
+    cdef Py_ssize_t i
+    cdef object child
+    cdef dict as_dict
+    if node.kind == NODE_LEAF:
+        if data is None or isinstance(data, (dict, list, tuple)):
+            return 0
+        out.append(data)
+        return 1
+    if node.kind == NODE_DICT:
+        if type(data) is not dict:
+            return 0
+        as_dict = <dict>data
+        if len(as_dict) != node.n:
+            return 0
+        for i in range(node.n):
+            child = as_dict.get(node.keys[i], missing)
+            if child is missing:
+                return 0
+            if (<Node>node.children[i]).kind == NODE_LEAF and child is not None and not isinstance(child, (dict, list, tuple)):
+                out.append(child)
+            elif not flatten_by(child, <Node>node.children[i], out):
+                return 0
+        return 1
+    if type(data) is not node.cls or len(data) != node.n:
+        return 0
+    for i in range(node.n):
+        if not flatten_by(data[i], <Node>node.children[i], out):
+            return 0
+    return 1
+
+
+cdef object missing = object()
+
+
+cdef class AppendPlan:
+    cdef Node node
+    cdef list columns     # Column a leaf
+    cdef Group group
+
+
+cdef class ItemPlan:
+    """What a trajectory of this structure looked like last time: its schema, and what was checked."""
+
+    cdef Node node
+    cdef uint32_t n
+    cdef uint64_t *signature_key   # column number << 1 | squeezed, a leaf
+    cdef uint32_t schema
+    cdef bint known
+    cdef int32_t table             # table whose signature it was checked against, -1: none
+    cdef list lengths              # leading dimensions that the signature demands, None: any
+
+    def __dealloc__(self):
+        free(self.signature_key)
+
+
+# ------------------------------------------------------------------ history
+
+cdef class ColumnHistory:
+    """The recent values of one column, indexed like a list of steps."""
+
+    cdef WriterCore writer
+    cdef Column column
+
+    def __len__(self):
+        return self.writer.history_length()
+
+    @property
+    def path(self):
+        """Where the column stands in the data."""
+        return self.column.path
+
+    def __iter__(self):
+        for i in range(len(self)):
+            yield self[i]
+
+    def __getitem__(self, index):
+        cdef Py_ssize_t n = self.writer.history_length()
+        cdef Py_ssize_t start, stop, step, count
+        if type(index) is slice:
+            return self.slice(<slice>index, n)
+        if isinstance(index, int):
+            start = index
+            if start < -n or start >= n:
+                raise errors_index(self.column.path, index, n)
+            return self.cells(start + n if start < 0 else start, 1, 1, True)
+        if isinstance(index, list):
+            return self.pick(<list>index, n)
+        raise errors.ArgumentTypeError(
+            f"history of column {self.column.path} is indexed by int, slice or list of int, got {type(index).__name__}")
+
+    cdef TrajectoryColumn slice(self, slice index, Py_ssize_t n):
+        cdef Py_ssize_t start, stop, step = 1
+        if index.step is not None:
+            step = index.step
+            if step == 0:
+                raise errors.InvalidArgumentError("slice step cannot be zero")
+        # Unlike a list, a bound beyond the history is an error and not cut off: that would be another trajectory than was asked for.
+        start = bound_of(self.column.path, index.start, n, 0 if step > 0 else n - 1)
+        if step > 0:
+            stop = bound_of(self.column.path, index.stop, n, n)
+            return self.cells(start, step, (stop - start + step - 1) // step if stop > start else 0, False)
+        stop = -1 if index.stop is None else bound_of(self.column.path, index.stop, n, -1)
+        if start >= n:
+            start = n - 1
+        return self.cells(start, step, (start - stop - step - 1) // -step if start > stop else 0, False)
+
+    cdef TrajectoryColumn cells(self, Py_ssize_t start, Py_ssize_t step, Py_ssize_t count, bint squeeze):
+        cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
+        cdef int64_t base = self.writer.base_step + start
+        cdef int64_t first, last, i
+        t.writer = self.writer
+        t.column = self.column
+        t.squeeze = squeeze
+        t.n = count
+        if count == 0:
+            return t
+        first = self.column.value_of_step(base)
+        last = self.column.value_of_step(base + step * (count - 1)) if count > 1 else first
+        if first < 0 or last < 0:
+            raise errors_none(self.column.path)
+        t.first = first
+        t.stride = step
+        if last - first == step * (count - 1):
+            return t
+        # Steps without a value lie in between: name each value.
+        t.values = <int64_t *>malloc(count * sizeof(int64_t))
+        if t.values == NULL:
+            raise MemoryError
+        for i in range(count):
+            t.values[i] = self.column.value_of_step(base + step * i)
+            if t.values[i] < 0:
+                raise errors_none(self.column.path)
+        return t
+
+    cdef TrajectoryColumn pick(self, list index, Py_ssize_t n):
+        cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
+        cdef Py_ssize_t i, k
+        t.writer = self.writer
+        t.column = self.column
+        t.n = len(index)
+        if t.n == 0:
+            return t
+        t.values = <int64_t *>malloc(t.n * sizeof(int64_t))
+        if t.values == NULL:
+            raise MemoryError
+        for i in range(t.n):
+            k = index[i]
+            if k < -n or k >= n:
+                raise errors_index(self.column.path, k, n)
+            t.values[i] = self.column.value_of_step(self.writer.base_step + (k + n if k < 0 else k))
+            if t.values[i] < 0:
+                raise errors_none(self.column.path)
+        return t
+
+
+cdef Py_ssize_t bound_of(object path, object bound, Py_ssize_t n, Py_ssize_t default) except? -2:
+    cdef Py_ssize_t b
+    if bound is None:
+        return default
+    b = bound
+    if b < -n or b > n:
+        raise errors.InvalidArgumentError(
+            f"slice bound {b} reaches outside the history of column {path}, which has {n} steps; "
+            "a trajectory column cannot contain any None data references")
+    return b + n if b < 0 else b
+
+
+cdef errors_index(path, index, n):
+    return HistoryIndexError(f"index {index} is outside the history of column {path}, which has {n} steps")
+
+
+cdef errors_none(path):
+    return errors.InvalidArgumentError(
+        f"column {path}: cannot contain any None data references: a step asked for has no value of this column, or is older than "
+        "num_keep_alive_refs and forgotten")
+
+
+@cython.freelist(64)
+cdef class TrajectoryColumn:
+    """One column of an item to be: references to values that a writer holds. Made by indexing `writer.history`."""
+
+    cdef WriterCore writer
+    cdef Column column
+    cdef bint squeeze
+    cdef Py_ssize_t n
+    cdef int64_t first, stride
+    cdef int64_t *values   # NULL: first, first + stride, ...
+
+    def __dealloc__(self):
+        free(self.values)
+
+    cdef inline int64_t value(self, Py_ssize_t i) noexcept:
+        return self.values[i] if self.values != NULL else self.first + self.stride * i
+
+    def __len__(self):
+        return self.n
+
+    @property
+    def is_squeezed(self):
+        """True for a single value without a time dimension."""
+        return self.squeeze
+
+    @property
+    def path(self):
+        """Where the column stands in the data."""
+        return self.column.path
+
+    @property
+    def dtype(self):
+        """numpy dtype of the values."""
+        return dtype_from_code(self.column.code)
+
+    @property
+    def shape(self):
+        """Shape of the column: (length, ...), or without the length if squeezed."""
+        return self.column.shape if self.squeeze else (self.n, *self.column.shape)
+
+    def __getitem__(self, index):
+        cdef TrajectoryColumn t
+        cdef Py_ssize_t i
+        if isinstance(index, int):
+            chosen = [range(self.n)[index]]
+        elif isinstance(index, slice):
+            chosen = list(range(self.n)[index])
+        elif isinstance(index, list):
+            chosen = [range(self.n)[i] for i in index]
+        else:
+            raise errors.ArgumentTypeError(
+                f"a trajectory column is indexed by int, slice or list of int, got {type(index).__name__}")
+        t = TrajectoryColumn.__new__(TrajectoryColumn)
+        t.writer = self.writer
+        t.column = self.column
+        t.squeeze = isinstance(index, int)
+        t.n = len(chosen)
+        t.values = <int64_t *>malloc(max(t.n, 1) * sizeof(int64_t))
+        if t.values == NULL:
+            raise MemoryError
+        for i in range(t.n):
+            t.values[i] = self.value(<Py_ssize_t>chosen[i])
+        return t
+
+    def __iter__(self):
+        for i in range(self.n):
+            yield self[i]
+
+    def numpy(self):
+        """A copy of the values. Raises RuntimeError where a value is not reachable any more."""
+        cdef uint64_t nbytes = self.column.row_bytes
+        cdef Buffer out = Buffer(max(nbytes * <uint64_t>self.n, 1))
+        cdef Py_ssize_t i
+        cdef cell *c
+        self.writer.enter()
+        try:
+            for i in range(self.n):
+                if not self.column.alive(self.value(i)):
+                    raise errors_expired(self.column.path)
+                c = &self.column.ring[self.value(i) % self.column.keep]
+                memcpy(out.base + <uint64_t>i * nbytes, sr_block_cell(&self.writer.session.store.st, c.block, c.col, c.row), nbytes)
+        finally:
+            self.writer.leave()
+        return _ndarray(self.shape, self.dtype, out)
+
+
+cdef errors_expired(path):
+    return ExpiredReferenceError(
+        f"column {path}: a data reference has expired: the value is older than num_keep_alive_refs or its episode's buffers were "
+        "cleared; create the item sooner or raise num_keep_alive_refs")
+
+
+# ------------------------------------------------------------------ the writer
+
+cdef class Pending:
+    """An item that the limiter holds back: complete, and held in the session's ledger."""
+
+    cdef uint32_t table
+    cdef sr_item item
+    cdef uint32_t position
+
+
+cdef class WriterCore:
+    """State of one writer. Methods lock it, so that threads may share it; waiting is done by the caller without the lock."""
+
+    cdef readonly Session session
+    cdef PyThread_type_lock lock
+    cdef readonly bint closed
+    cdef readonly int64_t keep_alive
+    cdef readonly object tables          # name -> number
+    cdef readonly list columns           # Column, in order of first sight
+    cdef dict by_path                    # path -> Column
+    cdef dict groups                     # tuple of column numbers -> Group
+    cdef AppendPlan plan
+    cdef list item_plans
+    cdef dict configured                 # path -> (keep, max_chunk_length)
+    cdef object block_rows_max           # max_chunk_length for all columns, None: by bytes
+    cdef int64_t base_step, step         # first step of the history; the step that is open or comes next
+    cdef readonly bint step_open
+    cdef readonly int64_t episode_steps
+    cdef uint64_t episode_base
+    cdef uint64_t episodes
+    cdef uint64_t episode
+    cdef uint32_t episode_position
+    cdef readonly object pending         # deque of Pending
+    cdef readonly bint in_place          # a step is being written in place
+    cdef Group place_group
+    cdef uint32_t place_row
+
+    def __cinit__(self, *args, **kwargs):
+        self.lock = PyThread_allocate_lock()
+        if self.lock == NULL:
+            raise MemoryError
+        self.columns = []
+        self.by_path = {}
+        self.groups = {}
+        self.item_plans = []
+        self.configured = {}
+        self.pending = deque()
+
+    def __init__(self, Session session, tables, int64_t keep_alive, uint64_t episode_base):
+        self.session = session
+        self.tables = tables
+        self.keep_alive = keep_alive
+        self.episode_base = episode_base
+
+    def __dealloc__(self):
+        if self.lock != NULL:
+            PyThread_free_lock(self.lock)
+
+    cdef inline int enter(self) except -1:
+        if not PyThread_acquire_lock(self.lock, 0):
+            with nogil:
+                PyThread_acquire_lock(self.lock, 1)
+        if self.closed:
+            PyThread_release_lock(self.lock)
+            raise errors.WriterClosedError("Close has been called on this writer; make a new one to go on writing")
+        if self.session.store.fork_count != _fork_count:
+            PyThread_release_lock(self.lock)
+            self.session.store.usable()
+        return 0
+
+    cdef inline void leave(self) noexcept:
+        PyThread_release_lock(self.lock)
+
+    cdef inline Py_ssize_t history_length(self) noexcept:
+        return self.step - self.base_step + (1 if self.step_open else 0)
+
+    def column_history(self, uint32_t number):
+        """History of one column."""
+        cdef ColumnHistory h = ColumnHistory.__new__(ColumnHistory)
+        h.writer = self
+        h.column = self.columns[number]
+        return h
+
+    # -------------------------------------------------------------- append
+
+    def append(self, data, *, bint partial_step=False):
+        """Append one step, or with partial_step=True a part of it: the next append goes into the same step.
+
+        Args:
+            data: Nested dict, list, tuple or namedtuple of arrays and scalars. A leaf that is None is left out of this step.
+                The first value of a column fixes its dtype and shape.
+            partial_step: Keep the step open.
+
+        Raises:
+            SignatureError: A leaf's dtype or shape is not its column's, or it was set in this step already. Nothing is changed.
+            ArenaFullError: No memory. Nothing is changed.
+        """
+        self.enter()
+        try:
+            self.append_locked(data, partial_step)
+        finally:
+            self.leave()
+
+    cdef int append_locked(self, object data, bint partial_step) except -1:
+        cdef list leaves = []
+        cdef AppendPlan plan = self.plan
+        cdef Group group
+        if self.in_place:
+            raise errors.WriterStateError("a step is being written in place; leave its `with next_step()` block first")
+        if plan is not None and flatten_by(data, plan.node, leaves):
+            self.write_row(plan.group, plan.columns, leaves)
+        else:
+            self.append_slowly(data)
+        self.step_open = True
+        if not partial_step:
+            self.close_step()
+        return 0
+
+    cdef void close_step(self) noexcept:
+        self.step_open = False
+        self.step += 1
+        self.episode_steps += 1
+
+    cdef int append_slowly(self, object data) except -1:
+        """A structure other than the last one, or one with gaps."""
+        cdef list flat = flatten_with_path(data)
+        cdef list given = [(path, leaf) for path, leaf in flat if leaf is not None]
+        cdef list fresh = []
+        cdef list columns = []
+        cdef Column c
+        cdef AppendPlan plan
+        check_new_structure(data, self.columns)
+        for path, leaf in given:
+            c = self.by_path.get(path)
+            if c is None:
+                c = self.new_column(path, leaf, <uint32_t>(len(self.columns) + len(fresh)))
+                fresh.append(c)
+            columns.append(c)
+        if not columns:
+            return 0
+        key = tuple([(<Column>c).number for c in columns])
+        group = self.groups.get(key)
+        if group is None:
+            group = Group(columns)
+        self.write_row(group, columns, [leaf for _, leaf in given])
+        # All of it has worked: keep what is new.
+        for c in fresh:
+            self.by_path[c.path] = c
+            self.columns.append(c)
+        self.groups[key] = group
+        if fresh:
+            self.structure_grew(data)
+        if len(given) == len(flat):
+            plan = AppendPlan.__new__(AppendPlan)
+            plan.node = compile_node(data)
+            plan.columns = columns
+            plan.group = group
+            self.plan = plan if plan.node is not None else None
+        return 0
+
+    def structure_grew(self, data):
+        """New columns were seen: the structure of the history is now the union with that of `data`."""
+
+    cdef Column new_column(self, tuple path, object leaf, uint32_t number):
+        array = as_array(leaf, path)
+        if number >= SR_COLUMNS_MAX:
+            raise errors.SignatureError(f"column {path}: a writer has at most {SR_COLUMNS_MAX} columns")
+        keep, _ = self.configured.get(path, (self.keep_alive, None))
+        return Column(path, dtype_code(array.dtype, path), array.shape, keep, number)
+
+    cdef int write_row(self, Group group, list columns, list leaves) except -1:
+        """Check all leaves, then copy them into the next row of the group and publish it. All or nothing."""
+        cdef Py_buffer bufs[SR_COLUMNS_MAX]
+        cdef const void *src[SR_COLUMNS_MAX]
+        cdef char scratch[SR_COLUMNS_MAX][SCRATCH]
+        cdef uint32_t n = <uint32_t>len(leaves), i, got = 0
+        cdef Column c
+        cdef object leaf
+        if n > SR_COLUMNS_MAX:
+            raise errors.SignatureError(f"a step has {n} leaves; at most {SR_COLUMNS_MAX}")
+        memset(bufs, 0, n * sizeof(Py_buffer))
+        try:
+            for i in range(n):
+                c = <Column>columns[i]
+                if self.step_open and c.open_step == self.step:
+                    raise errors.SignatureError(
+                        f"Field {c.path} has already been set in the active step by previous (partial) append call and thus must be "
+                        f"omitted or set to None but got: {leaves[i]!r}")
+                got = i + 1
+                src[i] = take_leaf(c, leaves[i], &bufs[i], scratch[i])
+            self.ensure_row(group)
+            self.copy_row(group, src)
+            for i in range(n):
+                (<Column>columns[i]).push(self.step, group.block, group.rows, i)
+            group.rows += 1
+        finally:
+            for i in range(got):
+                if <void *>bufs[i].obj != NULL:
+                    PyBuffer_Release(&bufs[i])
+        return 0
+
+    cdef int copy_row(self, Group group, const void **src) except -1:
+        if group.total < NOGIL_BYTES:
+            sr_block_append(&self.session.ses, group.block, src, self.episode)
+        else:
+            with nogil:
+                sr_block_append(&self.session.ses, group.block, src, self.episode)
+        return 0
+
+    # -------------------------------------------------------------- blocks
+
+    cdef int ensure_row(self, Group group) except -1:
+        """A block with a free row, and an episode to count the row at."""
+        cdef int rc
+        if self.episode == 0:
+            rc = sr_episode_new(&self.session.ses, self.episode_base + self.episodes, &self.episode, &self.episode_position)
+            if rc != SR_OK:
+                self.episode = 0
+                raise_status(rc, "append")
+        if group.block != 0 and group.rows < group.rows_cap:
+            return 0
+        if group.block != 0:
+            self.seal(group)
+        cdef uint32_t rows = self.rows_for(group)
+        cdef uint64_t block = 0
+        cdef uint32_t position = 0
+        with nogil:
+            rc = sr_block_new(&self.session.ses, group.n, group.row_bytes, rows, &block, &position)
+        if rc != SR_OK and rows > 1 and (rc == SR_FULL or rc == SR_NOSPACE):
+            # Short of memory: a block for this one row may still fit.
+            rows = 1
+            with nogil:
+                rc = sr_block_new(&self.session.ses, group.n, group.row_bytes, rows, &block, &position)
+        if rc != SR_OK:
+            raise_status(rc, "append")
+        cdef Held held = Held.__new__(Held)
+        held.block = block
+        held.position = position
+        group.block = block
+        group.current = held
+        group.rows = 0
+        group.rows_cap = rows
+        return 0
+
+    cdef uint32_t rows_for(self, Group group):
+        cdef Column c
+        cdef int64_t rows = <int64_t>(BLOCK_BYTES // max(group.total, 1))
+        rows = min(max(rows, 1), BLOCK_ROWS_MAX)
+        for c in group.columns:
+            limit = self.configured.get(c.path, (0, None))[1]
+            if limit is not None:
+                rows = min(rows, <int64_t>limit)
+        return <uint32_t>rows
+
+    cdef int seal(self, Group group) except -1:
+        """The open block takes no more rows; let go of those whose values are all out of reach."""
+        cdef Held held = group.current
+        cdef Column c
+        held.last = [c.count - 1 for c in group.columns]
+        group.held.append(held)
+        group.block = 0
+        group.current = None
+        self.trim(group, False)
+        return 0
+
+    cdef int trim(self, Group group, bint everything) except -1:
+        cdef Held held
+        cdef Column c
+        cdef int rc
+        while group.held:
+            held = group.held[0]
+            if not everything:
+                for i, c in enumerate(group.columns):
+                    if c.alive(<int64_t>held.last[i]):
+                        return 0
+            del group.held[0]
+            rc = sr_release(&self.session.ses, 1, &held.position)
+            if rc != SR_OK:
+                raise_status(rc, "releasing steps")
+        return 0
+
+    # -------------------------------------------------------------- writing in place
+
+    def place_open(self, tuple numbers):
+        """Memory of the next row of the group of these columns, zeroed: a list of writable windows."""
+        self.enter()
+        try:
+            if self.in_place or self.step_open:
+                raise errors.WriterStateError("the step is open already; finish it before next_step()")
+            key = tuple(numbers)
+            group = self.groups.get(key)
+            if group is None:
+                group = Group([self.columns[k] for k in key])
+                self.groups[key] = group
+            return self.place_windows(group)
+        finally:
+            self.leave()
+
+    cdef list place_windows(self, Group group):
+        cdef list windows = []
+        cdef Column c
+        cdef void *p
+        cdef uint32_t i = 0
+        self.ensure_row(group)
+        for c in group.columns:
+            p = sr_block_cell(&self.session.store.st, group.block, i, group.rows)
+            memset(p, 0, c.row_bytes)
+            windows.append(make_window(self, p, c.row_bytes, False))
+            i += 1
+        self.in_place = True
+        self.place_group = group
+        return windows
+
+    def place_close(self, bint keep):
+        """Publish the row that was written in place, or drop it."""
+        self.enter()
+        try:
+            if not self.in_place:
+                return
+            self.in_place = False
+            if keep:
+                sr_block_publish(&self.session.ses, self.place_group.block, 1, self.episode)
+                for i, c in enumerate(self.place_group.columns):
+                    (<Column>c).push(self.step, self.place_group.block, self.place_group.rows, <uint32_t>i)
+                self.place_group.rows += 1
+                self.close_step()
+            self.place_group = None
+        finally:
+            self.leave()
+
+    def declare_column(self, tuple path, int code, tuple shape):
+        """Make a column known before its first value. Gives its number."""
+        cdef Column c
+        self.enter()
+        try:
+            c = self.by_path.get(path)
+            if c is None:
+                keep, _ = self.configured.get(path, (self.keep_alive, None))
+                c = Column(path, code, shape, keep, <uint32_t>len(self.columns))
+                self.by_path[path] = c
+                self.columns.append(c)
+            elif c.code != code or c.shape != shape:
+                raise errors.SignatureError(
+                    f"column {path} has dtype {dtype_name(dtype_from_code(c.code))} and shape {shape_text(c.shape)}, "
+                    f"but was asked for with {dtype_name(dtype_from_code(code))} {shape_text(shape)}")
+            return c.number
+        finally:
+            self.leave()
+
+    # -------------------------------------------------------------- items
+
+    def create_item(self, str table, priority, trajectory):
+        """Make an item of references into the history and insert it; never blocks on the rate limiter.
+
+        Args:
+            table: Name of the table.
+            priority: Its priority; see Table for what a table takes.
+            trajectory: Nested structure of `TrajectoryColumn` (slices of `history`).
+
+        Returns:
+            The item's key, or None where the limiter holds it back: it then waits, in order, in the writer's window.
+
+        Raises:
+            TableNotFoundError, PriorityError, SignatureError, InvalidArgumentError, ArgumentTypeError: Nothing is changed.
+            ArenaFullError: No memory for the item. Nothing is changed.
+        """
+        cdef double p
+        cdef sr_item item
+        cdef uint32_t position = SR_NONE
+        cdef uint64_t key = 0
+        cdef int rc
+        number = self.tables.get(table)
+        if number is None:
+            raise table_not_found(table, self.tables)
+        cdef uint32_t t = number
+        try:
+            p = priority
+        except TypeError:
+            raise errors.ArgumentTypeError(f"priority must be a number, got {type(priority).__name__}: {priority!r}") from None
+        if not sr_priority_ok(&self.session.store.st, t, p):
+            raise bad_priority(table, p)
+        if self.pending:
+            self.make_room(table)
+        cdef list leaves = []
+        cdef list foreign = None
+        cdef ItemPlan plan = self.match_plan(trajectory, leaves)
+        if self.check_columns(leaves):
+            foreign = []
+        try:
+            if foreign is not None:
+                leaves = [self.freeze(<TrajectoryColumn>x, foreign) for x in leaves]
+            self.enter()
+            try:
+                self.identify(plan, t, table, trajectory, leaves)
+                item.schema = plan.schema
+                item.priority = p
+                rc = self.refer_and_insert(t, leaves, &item, &position, &key, not self.pending)
+                if rc == SR_OK:
+                    return key
+                if rc != SR_WOULD_BLOCK:
+                    raise_status(rc, "create_item")
+                self.hold_back(t, &item, position)
+            finally:
+                self.leave()
+        finally:
+            if foreign is not None:
+                drop_foreign(foreign)
+        self.window_grew()
+        return None
+
+    def accepts(self, data):
+        """Would `append(data)` find its columns as they are? (Types and shapes, not values.)"""
+        cdef Column c
+        for path, leaf in flatten_with_path(data):
+            c = self.by_path.get(path)
+            if c is None:
+                return not self.columns
+            array = as_array(leaf, path)
+            if dtype_code(array.dtype, path) != c.code or array.shape != c.shape:
+                return False
+        return True
+
+    def check_item(self, uint32_t t, str table, trajectory):
+        """Raise what create_item would raise for this trajectory, signature included."""
+        cdef list leaves = []
+        cdef ItemPlan plan = self.match_plan(trajectory, leaves)
+        self.check_columns(leaves)
+        self.identify(plan, t, table, trajectory, leaves)
+
+    def insert_now(self, uint32_t t, str table, double priority, trajectory, timeout, describe):
+        """Insert an item, waiting as the limiter demands. The writer is the caller's alone. Gives the key."""
+        cdef list leaves = []
+        cdef ItemPlan plan = self.match_plan(trajectory, leaves)
+        cdef sr_item item
+        cdef uint32_t position = SR_NONE
+        cdef uint64_t key = 0
+        cdef int rc
+        self.check_columns(leaves)
+        self.enter()
+        try:
+            self.identify(plan, t, table, trajectory, leaves)
+            item.schema = plan.schema
+            item.priority = priority
+            rc = self.refer_and_insert(t, leaves, &item, &position, &key, True)
+            if rc == SR_WOULD_BLOCK:
+                try:
+                    self.session.insert_items(t, &item, 1, &key, 0, timeout, deadline_of(timeout), describe)
+                finally:
+                    self.drop_position(position)
+            elif rc != SR_OK:
+                raise_status(rc, "insert")
+            return key
+        finally:
+            self.leave()
+
+    def make_room(self, table):
+        """Called before an item joins a window that is not empty: waits while it is full."""
+
+    def window_grew(self):
+        """Called after an item was held back by the limiter."""
+
+    cdef int drop_position(self, uint32_t position) except -1:
+        cdef int rc
+        if position != SR_NONE:
+            rc = sr_release(&self.session.ses, 1, &position)
+            if rc != SR_OK:
+                raise_status(rc, "releasing an item")
+        return 0
+
+    cdef int hold_back(self, uint32_t table, sr_item *item, uint32_t position) except -1:
+        cdef Pending w = Pending.__new__(Pending)
+        cdef int rc
+        if position == SR_NONE:
+            # Whole rows of a block: the item needs a hold of its own, since the window of the history moves on.
+            rc = sr_ledger_reserve(&self.session.ses, 1)
+            if rc == SR_OK:
+                rc = sr_hold(&self.session.ses, item.ref, &position)
+            if rc != SR_OK:
+                raise_status(rc, "create_item")
+        w.table = table
+        w.item = item[0]
+        w.position = position
+        self.pending.append(w)
+        return 0
+
+    def insert_pending(self):
+        """Insert what the limiter lets in now, in order. None if nothing waits any more, else (table, futex sequence)."""
+        cdef Pending w
+        cdef uint64_t key = 0
+        cdef uint32_t done = 0, seq = 0
+        cdef int rc
+        self.enter()
+        try:
+            while self.pending:
+                w = self.pending[0]
+                with nogil:
+                    rc = sr_insert(&self.session.ses, w.table, 1, &w.item, &key, &done, &seq)
+                if rc == SR_WOULD_BLOCK:
+                    return w.table, seq
+                if rc != SR_OK:
+                    raise_status(rc, "inserting a held-back item")
+                self.pending.popleft()
+                self.drop_position(w.position)
+            return None
+        finally:
+            self.leave()
+
+    def pending_table(self):
+        """Number of the table that the first held-back item waits for, or None."""
+        try:
+            return (<Pending>self.pending[0]).table
+        except IndexError:  # the thread was faster
+            return None
+
+    cdef ItemPlan match_plan(self, object trajectory, list leaves):
+        cdef ItemPlan candidate
+        for candidate in self.item_plans:
+            if flatten_by(trajectory, candidate.node, leaves):
+                return candidate
+            leaves.clear()
+        return self.new_item_plan(trajectory, leaves)
+
+    cdef ItemPlan new_item_plan(self, object trajectory, list leaves):
+        cdef ItemPlan plan = ItemPlan.__new__(ItemPlan)
+        leaves.extend(flatten(trajectory))
+        if len(leaves) > SR_COLUMNS_MAX:
+            raise errors.InvalidArgumentError(f"a trajectory of {len(leaves)} columns; at most {SR_COLUMNS_MAX}")
+        plan.n = <uint32_t>len(leaves)
+        plan.node = compile_node(trajectory)
+        plan.table = -1
+        plan.signature_key = <uint64_t *>calloc(max(plan.n, 1), sizeof(uint64_t))
+        if plan.signature_key == NULL:
+            raise MemoryError
+        if plan.node is not None and plan.n > 0:
+            # Replaced, not changed: another thread may be walking the old list.
+            self.item_plans = [plan, *self.item_plans[:7]]
+        return plan
+
+    cdef bint check_columns(self, list leaves) except -1:
+        """Refuse what is no item. True if columns of another writer are among them."""
+        cdef TrajectoryColumn c
+        cdef Py_ssize_t n_empty = 0
+        cdef bint foreign = False
+        for i, leaf in enumerate(leaves):
+            if type(leaf) is not TrajectoryColumn:
+                raise errors.ArgumentTypeError(
+                    f"leaf {i} of the trajectory is a {type(leaf).__name__}; every leaf must be a TrajectoryColumn, "
+                    "that is a slice of writer.history")
+            c = <TrajectoryColumn>leaf
+            if c.n == 0:
+                n_empty += 1
+            if c.writer is not self:
+                foreign = True
+        if n_empty == len(leaves):
+            raise errors.InvalidArgumentError("trajectory must not be empty.")
+        if n_empty:
+            bad = [(<TrajectoryColumn>x).column.path for x in leaves if len(x) == 0]
+            raise errors.InvalidArgumentError(f"columns {bad} of the trajectory are empty; each must refer to a step at least")
+        return foreign
+
+    cdef int identify(self, ItemPlan plan, uint32_t t, str table, object trajectory, list leaves) except -1:
+        """Schema and signature check, both remembered for the next item of the same make."""
+        cdef TrajectoryColumn c
+        cdef uint32_t i
+        cdef uint64_t key
+        cdef bint same = plan.known
+        for i in range(plan.n):
+            c = <TrajectoryColumn>leaves[i]
+            key = <uint64_t>c.column.number << 1 | <uint64_t>c.squeeze
+            if key != plan.signature_key[i] or c.column.number == FOREIGN:
+                same = False
+                plan.signature_key[i] = key
+        if not same:
+            plan.schema = self.schema_for(trajectory, [
+                ((<TrajectoryColumn>x).column.code, (<TrajectoryColumn>x).column.shape, (<TrajectoryColumn>x).squeeze)
+                for x in leaves])
+            plan.known = True
+            plan.table = -1
+        if plan.table != <int32_t>t:
+            plan.lengths = self.check_signature(t, table, trajectory, [
+                ((<TrajectoryColumn>x).column.code, (<TrajectoryColumn>x).shape, (<TrajectoryColumn>x).squeeze) for x in leaves])
+            plan.table = <int32_t>t
+        if plan.lengths is not None:
+            for i in range(plan.n):
+                c = <TrajectoryColumn>leaves[i]
+                if plan.lengths[i] is not None and not c.squeeze and plan.lengths[i] != c.n:
+                    plan.table = -1
+                    self.check_signature(t, table, trajectory, [
+                        ((<TrajectoryColumn>x).column.code, (<TrajectoryColumn>x).shape, (<TrajectoryColumn>x).squeeze)
+                        for x in leaves])
+        return 0
+
+    def schema_for(self, trajectory, leaves):
+        """Number of the structure in the store. Leaves are (dtype code, shape of a value, squeezed)."""
+        raise errors.ReverbError("a writer needs schema_for")
+
+    def check_signature(self, table_number, table, trajectory, leaves):
+        """Check against the table's signature; gives the leading dimensions it demands, or None."""
+        return None
+
+    cdef int refer_and_insert(self, uint32_t t, list leaves, sr_item *item, uint32_t *position, uint64_t *key, bint now) except? -100:
+        """Describe the rows: as whole rows of one block if they are that, else as a trajectory record of its own; then insert.
+
+        Gives the core's status. On SR_WOULD_BLOCK (or with now=False) the record is held at `position` (SR_NONE: none).
+        """
+        cdef uint32_t first_run[SR_COLUMNS_MAX + 1]
+        cdef uint32_t flags[SR_COLUMNS_MAX]
+        cdef sr_run small[64]
+        cdef sr_run *runs = small
+        cdef uint32_t n = <uint32_t>len(leaves), n_runs = 0, i, done = 0, seq = 0
+        cdef Py_ssize_t total = 0
+        cdef uint64_t off = 0
+        cdef int rc = SR_OK
+        cdef sr_ses *ses = &self.session.ses
+        for i in range(n):
+            total += (<TrajectoryColumn>leaves[i]).n
+        if total > 64:
+            runs = <sr_run *>malloc(<size_t>total * sizeof(sr_run))
+            if runs == NULL:
+                raise MemoryError
+        try:
+            for i in range(n):
+                first_run[i] = n_runs
+                flags[i] = SR_COL_SQUEEZED if (<TrajectoryColumn>leaves[i]).squeeze else 0
+                n_runs += find_runs(<TrajectoryColumn>leaves[i], runs + n_runs)
+            first_run[n] = n_runs
+            position[0] = SR_NONE
+            item.row_start = item.row_count = 0
+            if n_runs > RUNS_MAX:
+                raise errors.InvalidArgumentError(
+                    f"the trajectory falls into {n_runs} separate runs of steps; at most {RUNS_MAX} fit one item")
+            if whole_rows(n, n_runs, flags, runs, &self.session.store.st):
+                item.ref = SR_REF(runs[0].block, SR_KIND_BLOCK)
+                item.row_start = runs[0].start
+                item.row_count = runs[0].count | flags[0]
+                with nogil:
+                    rc = sr_insert(ses, t, 1, item, key, &done, &seq) if now else SR_WOULD_BLOCK
+                return rc
+            with nogil:
+                rc = sr_traj_new(ses, n, first_run, flags, runs, &off, position)
+                if rc == SR_OK:
+                    item.ref = SR_REF(off, SR_KIND_TRAJ)
+                    rc = sr_insert(ses, t, 1, item, key, &done, &seq) if now else SR_WOULD_BLOCK
+                    if rc != SR_WOULD_BLOCK:
+                        sr_release(ses, 1, position)
+            return rc
+        finally:
+            if runs != small:
+                free(runs)
+
+    # -------------------------------------------------------------- references from another writer
+
+    cdef TrajectoryColumn freeze(self, TrajectoryColumn c, list held):
+        """A column of another writer as a copy of its references, whose blocks that writer's session holds until drop_foreign."""
+        cdef TrajectoryColumn t
+        cdef Column copy
+        cdef Py_ssize_t i
+        cdef uint32_t position = 0
+        cdef uint64_t last = 0
+        cdef cell *x
+        cdef int rc
+        if c.writer is self:
+            return c
+        if c.writer.session.store is not self.session.store:
+            raise errors.InvalidArgumentError(f"column {c.column.path} belongs to a writer of another store")
+        copy = Column(c.column.path, c.column.code, c.column.shape, c.n, FOREIGN)
+        c.writer.enter()
+        try:
+            for i in range(c.n):
+                if not c.column.alive(c.value(i)):
+                    raise errors_expired(c.column.path)
+                x = &c.column.ring[c.value(i) % c.column.keep]
+                copy.push(i, x.block, x.row, x.col)
+                if x.block == last:
+                    continue
+                last = x.block
+                rc = sr_ledger_reserve(&c.writer.session.ses, 1)
+                if rc == SR_OK:
+                    rc = sr_hold(&c.writer.session.ses, SR_REF(last, SR_KIND_BLOCK), &position)
+                if rc != SR_OK:
+                    raise_status(rc, "create_item")
+                held.append((c.writer, position))
+        finally:
+            c.writer.leave()
+        t = TrajectoryColumn.__new__(TrajectoryColumn)
+        t.writer = self
+        t.column = copy
+        t.squeeze = c.squeeze
+        t.n = c.n
+        t.stride = 1
+        return t
+
+    def last_of(self, path):
+        """The newest value of the column at this path, as a column of length one."""
+        cdef ColumnHistory h = self.column_history((<Column>self.by_path[path]).number)
+        n = self.history_length()
+        return h[n - 1:n]
+
+    # -------------------------------------------------------------- episodes and configuration
+
+    def finish_episode(self, bint clear_buffers):
+        """New episode, step 0; with clear_buffers all references into the history expire."""
+        cdef Column c
+        cdef Group g
+        self.enter()
+        try:
+            if self.in_place:
+                raise errors.WriterStateError("a step is being written in place; leave its `with next_step()` block first")
+            if self.step_open:
+                # The step is left as it is: what was given of it counts as a step.
+                self.close_step()
+            self.episode_steps = 0
+            if self.episode != 0:
+                self.drop_position(self.episode_position)
+                self.episode = 0
+                self.episodes += 1
+            if clear_buffers:
+                self.base_step = self.step
+                for c in self.columns:
+                    c.cleared = c.count
+                for g in self.groups.values():
+                    self.trim(g, True)
+        finally:
+            self.leave()
+
+    def configure_column(self, tuple path, int64_t keep, max_rows):
+        """Set a column's window and the longest block, before or after its first value."""
+        cdef Column c
+        cdef Group g
+        self.enter()
+        try:
+            c = self.by_path.get(path)
+            if c is not None:
+                for g in self.groups.values():
+                    if c in g.columns and g.block != 0 and g.rows > 0 and self.step_open:
+                        raise errors.WriterStateError("Flush must be called before ApplyConfig.")
+                self.regroup(c, keep)
+            self.configured[path] = (keep, max_rows)
+        finally:
+            self.leave()
+
+    cdef int regroup(self, Column c, int64_t keep) except -1:
+        """Close the column's open blocks, so that the next row starts a block by the new rules."""
+        cdef Group g
+        for g in self.groups.values():
+            if c in g.columns and g.block != 0:
+                self.seal(g)
+        if keep != c.keep:
+            c.resize(keep)
+        return 0
+
+    def shut(self):
+        """Drop everything and close. Gives the number of items that were held back and are lost."""
+        cdef int lost
+        with nogil:
+            PyThread_acquire_lock(self.lock, 1)
+        if self.closed:
+            PyThread_release_lock(self.lock)
+            return 0
+        lost = len(self.pending)
+        self.pending.clear()
+        self.closed = True
+        PyThread_release_lock(self.lock)
+        self.session.close()
+        return lost
+
+
+cdef int drop_foreign(list held) except -1:
+    cdef WriterCore writer
+    for writer, position in held:
+        if writer.closed:
+            continue  # its session has given everything back
+        writer.enter()
+        try:
+            writer.drop_position(position)
+        finally:
+            writer.leave()
+    return 0
+
+
+# ------------------------------------------------------------------ leaves
+
+cdef const void *take_leaf(Column c, object leaf, Py_buffer *buf, char *scratch) except NULL:
+    """Where the leaf's bytes are, checked against the column. May fill buf, which the caller releases, or scratch."""
+    cdef type kind = type(leaf)
+    if kind is float and c.code == 12 and c.ndim == 0:
+        (<double *>scratch)[0] = leaf
+        return scratch
+    if kind is int and c.code == 5 and c.ndim == 0:
+        try:
+            (<int64_t *>scratch)[0] = leaf
+        except OverflowError:
+            raise errors.SignatureError(
+                f"Tensor of wrong dtype provided for column {c.path}. Got {leaf} which does not fit int64.") from None
+        return scratch
+    if kind is bool and c.code == 1 and c.ndim == 0:
+        scratch[0] = leaf is True
+        return scratch
+    if not PyObject_CheckBuffer(leaf) or kind is bytes or kind is bytearray:
+        leaf = as_array(leaf, c.path)
+    try:
+        PyObject_GetBuffer(leaf, buf, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
+    except (ValueError, BufferError):
+        # Not contiguous, or a type that has no buffer form: as_array copies the one and refuses the other.
+        leaf = as_array(leaf, c.path)
+        PyObject_GetBuffer(leaf, buf, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
+    if dtype_code_of(buf) == 0:
+        # Another byte order, for example.
+        PyBuffer_Release(buf)
+        leaf = as_array(leaf, c.path)
+        PyObject_GetBuffer(leaf, buf, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
+    return check_leaf(c, leaf, buf)
+
+
+cdef const void *check_leaf(Column c, object leaf, Py_buffer *buf) except NULL:
+    cdef int i
+    cdef bint fits = buf.ndim == c.ndim
+    if dtype_code_of(buf) != c.code:
+        array = as_array(leaf, c.path)
+        raise errors.SignatureError(
+            f"Tensor of wrong dtype provided for column {c.path}. Got {dtype_name(array.dtype)} but expected "
+            f"{dtype_name(dtype_from_code(c.code))}.")
+    if fits:
+        for i in range(c.ndim):
+            if buf.shape[i] != c.dims[i]:
+                fits = False
+    if not fits:
+        given = tuple([buf.shape[i] for i in range(buf.ndim)])
+        raise errors.SignatureError(
+            f"Tensor of incompatible shape provided for column {c.path}. Got {shape_text(given)} which is incompatible with "
+            f"{shape_text(c.shape)}.")
+    return buf.buf if buf.buf != NULL else <const void *>c.dims
+
+
+# ------------------------------------------------------------------ runs
+
+cdef uint32_t find_runs(TrajectoryColumn c, sr_run *runs) except? 0xffffffff:
+    """Rows of a column as runs of equal stride within a block. Gives their number."""
+    cdef uint32_t n = 0
+    cdef Py_ssize_t i
+    cdef int64_t value, keep = c.column.keep
+    cdef cell *x
+    cdef sr_run *r = NULL
+    cdef int64_t next_row
+    for i in range(c.n):
+        value = c.value(i)
+        if not c.column.alive(value):
+            raise errors_expired(c.column.path)
+        x = &c.column.ring[value % keep]
+        if r != NULL and r.block == x.block and r.col == x.col:
+            if r.count == 1:
+                r.stride = <int32_t>(<int64_t>x.row - <int64_t>r.start)
+                r.count = 2
+                continue
+            next_row = <int64_t>r.start + <int64_t>r.stride * r.count
+            if next_row == <int64_t>x.row:
+                r.count += 1
+                continue
+        r = &runs[n]
+        n += 1
+        r.block = x.block
+        r.col = x.col
+        r.start = x.row
+        r.count = 1
+        r.stride = 1
+    return n
+
+
+cdef bint whole_rows(uint32_t n, uint32_t n_runs, uint32_t *flags, sr_run *runs, sr_store *st) noexcept:
+    """Are these columns exactly all the columns of one block, in order, over the same consecutive rows?"""
+    cdef uint32_t i
+    if n_runs != n:
+        return False
+    for i in range(n):
+        if (runs[i].block != runs[0].block or runs[i].start != runs[0].start or runs[i].count != runs[0].count
+                or runs[i].stride != 1 or runs[i].col != i or flags[i] != flags[0]):
+            return False
+    return sr_block_columns(st, runs[0].block) == n

@@ -1,0 +1,107 @@
+/* Inserting: reserve at the limiter, place in a stripe, settle, evict. */
+#include "evict.h"
+#include "index.h"
+#include "limiter.h"
+#include "lock.h"
+#include "stripe.h"
+#include "table.h"
+
+#include <math.h>
+#include <time.h>
+
+#define BATCH_MAX 256u /* items placed under one hold of a stripe's lock */
+
+int sr_table_usable(const sr_store *st, uint32_t table) {
+    const sr_table *t = sr_table_at(st, table);
+    if (t == NULL) return SR_INVALID;
+    if (SR_UNLIKELY(sr_store_is_closed(st))) return SR_CLOSED;
+    if (SR_UNLIKELY(atomic_load_explicit(&t->poisoned, memory_order_relaxed))) return SR_CORRUPT;
+    return SR_OK;
+}
+
+int sr_priority_ok(const sr_store *st, uint32_t table, double priority) {
+    const sr_table *t = sr_table_at(st, table);
+    if (t == NULL || isnan(priority)) return 0;
+    /* Weights are summed: the bound keeps the sum of 2^31 of them finite. */
+    const double weight_max = 1e290;
+    if (t->sampler_kind == SR_SEL_PRIORITIZED) {
+        if (priority < 0 || isinf(priority)) return 0;
+        if (!(sr_index_weight(priority, t->sampler_exponent) <= weight_max)) return 0;
+    }
+    if (t->remover_kind == SR_SEL_PRIORITIZED) {
+        if (priority < 0 || isinf(priority)) return 0;
+        if (!(sr_index_weight(priority, t->remover_exponent) <= weight_max)) return 0;
+    }
+    return 1;
+}
+
+static uint64_t now_ns(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME_COARSE, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
+/* Put n items into the stripe. *placed of them are in, in order, whatever the return. */
+static int place(sr_store *st, sr_table *t, sr_stripe *s, uint64_t n, const sr_item *items, uint64_t *keys,
+                 uint64_t *placed, uint64_t *epoch) {
+    *placed = 0;
+    int rc = sr_lock(st, &s->lock);
+    if (rc != SR_OK) return rc;
+    *epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
+    uint64_t now = now_ns();
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t slot;
+        rc = sr_stripe_take_slot(st, s, &slot);
+        if (rc != SR_OK) break;
+        sr_stripe_publish(st, t, s, slot, &items[i], now, &keys[i]);
+        (*placed)++;
+    }
+    sr_stripe_hints(st, s);
+    sr_unlock(&s->lock);
+    return rc;
+}
+
+static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys, uint32_t *done, uint32_t *seq) {
+    sr_store *st = ses->st;
+    sr_table *t = sr_table_at(st, table);
+    sr_stripe *s = sr_stripe_at(st, t, ses->shared->stripe_hint % t->n_stripes);
+    while (*done < n) {
+        uint64_t want = n - *done < BATCH_MAX ? n - *done : BATCH_MAX;
+        sr_grant g;
+        int rc = sr_limiter_reserve_insert(ses, table, want, &g);
+        if (rc != SR_OK) return rc;
+        if (g.granted == 0) {
+            *seq = g.seq;
+            return SR_WOULD_BLOCK;
+        }
+        uint64_t placed, place_epoch = g.epoch, evict;
+        int placing = place(st, t, s, g.granted, items + *done, keys + *done, &placed, &place_epoch);
+        *done += (uint32_t)placed;
+        rc = sr_limiter_settle_insert(ses, table, &g, placed, place_epoch, &evict);
+        if (rc == SR_OK && evict > 0) rc = sr_evict(ses, table, &g, evict);
+        if (placing != SR_OK) return placing;
+        if (rc != SR_OK) return rc;
+    }
+    return SR_OK;
+}
+
+int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys, uint32_t *done, uint32_t *seq) {
+    *done = 0;
+    int rc = sr_table_usable(ses->st, table);
+    if (rc != SR_OK) return rc;
+    sr_begin(ses, SR_BUSY_INSERT);
+    rc = insert_some(ses, table, n, items, keys, done, seq);
+    atomic_fetch_add_explicit(&ses->shared->inserts, *done, memory_order_relaxed);
+    sr_end(ses);
+    return rc;
+}
+
+void sr_wait_insert(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms) {
+    sr_table *t = sr_table_at(st, table);
+    if (t != NULL && !sr_store_is_closed(st)) sr_futex_wait(&t->insert_seq, seq, &t->insert_waiters, timeout_ms);
+}
+
+void sr_wait_sample(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms) {
+    sr_table *t = sr_table_at(st, table);
+    if (t != NULL && !sr_store_is_closed(st)) sr_futex_wait(&t->sample_seq, seq, &t->sample_waiters, timeout_ms);
+}

@@ -1,0 +1,184 @@
+/* Operations by key: update, delete, contains; and reset and info. */
+#include "index.h"
+#include "limiter.h"
+#include "lock.h"
+#include "stripe.h"
+#include "table.h"
+
+#define BATCH_MAX 256u
+
+/* Does the key say that it belongs to this stripe of this table? The rest of the check is the compare with the slot. */
+static int key_in_stripe(const sr_table *t, const sr_stripe *s, uint64_t key) {
+    return sr_key_stripe(t, key) == s->number;
+}
+
+static void update_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n, const uint64_t *keys, const double *priorities, uint32_t *applied) {
+    uint32_t slots[BATCH_MAX];
+    double prios[BATCH_MAX];
+    uint64_t touches[BATCH_MAX];
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = sr_key_slot(t, keys[i]);
+        if (slot < s->slots_used) __builtin_prefetch(sr_slot_at(st, s, slot), 1);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (t->n_stripes > 1 && !key_in_stripe(t, s, keys[i])) continue;
+        uint32_t slot = sr_stripe_find(st, t, s, keys[i]);
+        if (slot == SR_NONE) continue;
+        sr_slot *p = sr_slot_at(st, s, slot);
+        p->priority = priorities[i];
+        p->touch = s->touch_next++;
+        slots[found] = slot;
+        prios[found] = p->priority;
+        touches[found] = p->touch;
+        found++;
+    }
+    if (found == 0) return;
+    for (uint32_t k = 0; k < s->n_indexes; k++) sr_index_update_many(st, &s->index[k], found, slots, prios, touches);
+    sr_stripe_hints(st, s);
+    *applied += found;
+}
+
+int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, const double *priorities, uint32_t *applied) {
+    sr_store *st = ses->st;
+    *applied = 0;
+    int rc = sr_table_usable(st, table);
+    if (rc != SR_OK) return rc;
+    sr_table *t = sr_table_at(st, table);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!sr_priority_ok(st, table, priorities[i])) return SR_INVALID;
+    }
+    for (uint32_t at = 0; at < n; at += BATCH_MAX) {
+        uint32_t count = n - at < BATCH_MAX ? n - at : BATCH_MAX;
+        for (uint32_t k = 0; k < t->n_stripes; k++) {
+            sr_stripe *s = sr_stripe_at(st, t, k);
+            rc = sr_lock(st, &s->lock);
+            if (rc != SR_OK) return rc;
+            update_stripe(st, t, s, count, keys + at, priorities + at, applied);
+            sr_unlock(&s->lock);
+        }
+    }
+    if (*applied < n) atomic_fetch_add_explicit(&t->missed_updates, n - *applied, memory_order_relaxed);
+    atomic_fetch_add_explicit(&ses->shared->updates, *applied, memory_order_relaxed);
+    return SR_OK;
+}
+
+static int delete_in_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n, const uint64_t *keys, uint32_t *deleted) {
+    int rc = SR_OK;
+    for (uint32_t i = 0; i < n && rc == SR_OK; i++) {
+        if (!key_in_stripe(t, s, keys[i])) continue;
+        uint32_t slot = sr_stripe_find(st, t, s, keys[i]);
+        if (slot == SR_NONE) continue;
+        rc = sr_stripe_remove(st, t, s, slot);
+        (*deleted)++;
+    }
+    if (*deleted > 0) sr_stripe_hints(st, s);
+    return rc;
+}
+
+int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uint32_t *deleted) {
+    sr_store *st = ses->st;
+    *deleted = 0;
+    int rc = sr_table_usable(st, table);
+    if (rc != SR_OK) return rc;
+    sr_table *t = sr_table_at(st, table);
+    sr_begin(ses, SR_BUSY_DELETE);
+    for (uint32_t k = 0; k < t->n_stripes && rc == SR_OK; k++) {
+        sr_stripe *s = sr_stripe_at(st, t, k);
+        rc = sr_lock(st, &s->lock);
+        if (rc != SR_OK) break;
+        uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
+        uint32_t here = 0;
+        rc = delete_in_stripe(st, t, s, n, keys, &here);
+        sr_unlock(&s->lock);
+        *deleted += here;
+        if (here > 0) {
+            int settled = sr_limiter_settle_delete(st, table, here, epoch);
+            if (rc == SR_OK) rc = settled;
+        }
+    }
+    sr_end(ses);
+    return rc;
+}
+
+int sr_contains(sr_ses *ses, uint32_t table, uint64_t key) {
+    sr_store *st = ses->st;
+    int rc = sr_table_usable(st, table);
+    if (rc != SR_OK) return rc;
+    sr_table *t = sr_table_at(st, table);
+    uint32_t number = sr_key_stripe(t, key);
+    if (number >= t->n_stripes) return 0;
+    sr_stripe *s = sr_stripe_at(st, t, number);
+    rc = sr_lock(st, &s->lock);
+    if (rc != SR_OK) return rc;
+    int found = sr_stripe_find(st, t, s, key) != SR_NONE;
+    sr_unlock(&s->lock);
+    return found;
+}
+
+int sr_lock_table(sr_store *st, sr_table *t) {
+    int rc = sr_lock(st, &t->limiter_lock);
+    if (rc != SR_OK) return rc;
+    for (uint32_t k = 0; k < t->n_stripes; k++) {
+        rc = sr_lock(st, &sr_stripe_at(st, t, k)->lock);
+        if (rc == SR_OK) continue;
+        while (k-- > 0) sr_unlock(&sr_stripe_at(st, t, k)->lock);
+        sr_unlock(&t->limiter_lock);
+        return rc;
+    }
+    return SR_OK;
+}
+
+void sr_unlock_table(sr_store *st, sr_table *t) {
+    for (uint32_t k = t->n_stripes; k-- > 0;) sr_unlock(&sr_stripe_at(st, t, k)->lock);
+    sr_unlock(&t->limiter_lock);
+}
+
+int sr_reset(sr_ses *ses, uint32_t table) {
+    sr_store *st = ses->st;
+    int rc = sr_table_usable(st, table);
+    if (rc != SR_OK) return rc;
+    sr_table *t = sr_table_at(st, table);
+    sr_begin(ses, SR_BUSY_DELETE);
+    rc = sr_lock_table(st, t);
+    if (rc == SR_OK) {
+        atomic_fetch_add_explicit(&t->epoch, 1, memory_order_relaxed);
+        for (uint32_t k = 0; k < t->n_stripes; k++) {
+            int cleared = sr_stripe_clear(st, t, sr_stripe_at(st, t, k));
+            if (cleared != SR_OK) rc = cleared;
+        }
+        t->inserts = t->samples = t->deletes = t->pending = t->pending_samples = 0;
+        atomic_store_explicit(&t->num_episodes, 0, memory_order_relaxed);
+        atomic_store_explicit(&t->num_deleted_episodes, 0, memory_order_relaxed);
+        atomic_store_explicit(&t->num_unique_samples, 0, memory_order_relaxed);
+        sr_unlock_table(st, t);
+        sr_futex_wake(&t->insert_seq, &t->insert_waiters, UINT32_MAX);
+        sr_futex_wake(&t->sample_seq, &t->sample_waiters, UINT32_MAX);
+    }
+    sr_end(ses);
+    return rc;
+}
+
+int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
+    sr_table *t = sr_table_at(st, table);
+    if (t == NULL) return SR_INVALID;
+    memset(out, 0, sizeof *out);
+    out->poisoned = atomic_load_explicit(&t->poisoned, memory_order_relaxed);
+    int rc = sr_lock(st, &t->limiter_lock);
+    if (rc != SR_OK) return rc;
+    out->inserts = t->inserts;
+    out->samples = t->samples;
+    out->deletes = t->deletes;
+    out->pending = t->pending;
+    sr_unlock(&t->limiter_lock);
+    for (uint32_t k = 0; k < t->n_stripes; k++) {
+        out->size += (int64_t)atomic_load_explicit(&sr_stripe_at(st, t, k)->size, memory_order_relaxed);
+    }
+    out->num_episodes = atomic_load_explicit(&t->num_episodes, memory_order_relaxed);
+    out->num_deleted_episodes = atomic_load_explicit(&t->num_deleted_episodes, memory_order_relaxed);
+    out->num_unique_samples = atomic_load_explicit(&t->num_unique_samples, memory_order_relaxed);
+    out->missed_updates = atomic_load_explicit(&t->missed_updates, memory_order_relaxed);
+    out->sample_waiters = atomic_load_explicit(&t->sample_waiters, memory_order_relaxed);
+    out->insert_waiters = atomic_load_explicit(&t->insert_waiters, memory_order_relaxed);
+    return SR_OK;
+}

@@ -1,0 +1,286 @@
+/* layout.h: every structure that lies in shared memory, with its size and offsets pinned at compile time.
+ *
+ * The same bytes in words: LAYOUT.md. References between structures are byte offsets from the start of the
+ * segment (0 means none); they are range-checked before use (sr_at). Nothing here holds a pointer.
+ *
+ * Who may write what is said at each structure. "Under L" means: only while lock L is held.
+ * Lock order: limiter -> stripe i -> stripe j > i -> arena (-> schema lock, which nests in nothing).
+ */
+#ifndef SR_LAYOUT_H
+#define SR_LAYOUT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SR_MAGIC 0x3159414c50455253ULL /* "SREPLAY1" */
+#define SR_LAYOUT_VERSION 1u
+#define SR_PAGE 4096u
+#define SR_LINE 64u
+#define SR_NONE 0xffffffffu /* no slot */
+
+#define SR_TABLES_MAX 64u
+#define SR_STRIPES_MAX 64u /* a table */
+#define SR_ARENAS_MAX 16u
+#define SR_COLUMNS_MAX 256u
+#define SR_SCHEMAS_MAX 4096u
+#define SR_NAME_BYTES 64u
+#define SR_FL_COUNT 42u /* first-level classes: 2^6 .. 2^47 bytes */
+#define SR_SL_COUNT 16u /* second-level classes in each */
+
+typedef union {
+    pthread_mutex_t m; /* process-shared, robust, normal; never destroyed */
+    char pad[SR_LINE];
+} sr_mutex;
+_Static_assert(sizeof(sr_mutex) == SR_LINE, "a lock fills one cache line");
+
+/* ------------------------------------------------------------------ header: page 0 of the segment */
+
+typedef struct {
+    _Atomic uint64_t magic; /* written last: a segment without it is not ready */
+    uint32_t layout_version;
+    uint32_t n_tables;
+    uint64_t layout_signature; /* sizes and alignments of this build, see sr_layout_signature() */
+    uint64_t generation;       /* random; tells one life of a store name from the next */
+    uint64_t file_bytes;       /* virtual size; most of it is never committed */
+    uint64_t capacity_bytes;   /* bound on committed_bytes */
+    uint64_t extent_bytes;     /* the step in which an arena commits */
+    uint32_t n_arenas;
+    uint32_t n_stripes;        /* of all tables together */
+    uint32_t n_participants;
+    uint32_t n_sessions;
+    uint64_t participants_off, sessions_off, tables_off, stripes_off, arenas_off, schemas_off;
+    uint64_t config_off, config_bytes; /* JSON: the tables as the user declared them */
+    uint64_t creator_pid;
+    uint64_t created_ns; /* CLOCK_REALTIME */
+    char _pad0[SR_LINE];
+    _Atomic uint64_t committed_bytes; /* fetch_add by whoever commits; given back if the commit fails */
+    _Atomic uint32_t state;           /* enum sr_state */
+    _Atomic uint32_t port;            /* TCP port that names this store on this machine; 0: none */
+    _Atomic uint32_t dirty;           /* a participant died inside a lock or in mid-operation */
+    _Atomic uint32_t commit_seq;      /* futex word: an arena runs low, the committer should look */
+    _Atomic uint32_t commit_waiters;
+    _Atomic uint32_t n_schemas;       /* published entries of the schema array */
+    char _pad1[SR_LINE];
+    sr_mutex schema_lock; /* appending to the schema array */
+} sr_header;
+
+enum sr_state { SR_STATE_OPEN = 1, SR_STATE_CLOSED = 2 };
+
+/* ------------------------------------------------------------------ who is there */
+
+/* Written by the process that holds the record lock on this participant's byte of the lease file. */
+typedef struct {
+    _Atomic uint32_t state; /* 0 free, 1 in use */
+    uint32_t pid;           /* for people; life is decided by the record lock */
+    uint64_t start_ticks;   /* field 22 of /proc/PID/stat */
+    uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
+    uint64_t attached_ns;
+    char role[32];
+    char _pad[64];
+} sr_participant;
+_Static_assert(sizeof(sr_participant) == 128, "participant");
+
+/* One writer's or sampler's place. Written only by its owner; read by others under all locks (repair). */
+typedef struct {
+    _Atomic uint32_t state;   /* 0 free, 1 in use; claimed by compare-and-swap */
+    uint32_t participant;
+    _Atomic uint32_t busy;    /* enum sr_busy: the operation in progress; non-zero in a dead session: dirty */
+    uint32_t kind;            /* enum sr_session_kind, for people */
+    uint32_t arena;           /* preferred arena */
+    uint32_t stripe_hint;     /* preferred stripe, modulo a table's stripes */
+    uint64_t ledger_off;      /* array of references, each counted once; 0 entries are free */
+    uint32_t ledger_cap;
+    uint32_t ledger_used;
+    _Atomic uint64_t inflight[4]; /* allocations not yet referred to by anything else; set under the arena lock */
+    uint32_t reserved_table;  /* limiter budget taken and not yet committed: set under the limiter */
+    uint32_t reserved_inserts, reserved_samples, _pad0;
+    uint64_t oldest_pin_ns;   /* CLOCK_MONOTONIC of the oldest unreturned batch; 0: none */
+    _Atomic uint64_t inserts, samples, updates, bytes_in; /* statistics, owner only */
+    char _pad[128];
+} sr_session;
+_Static_assert(sizeof(sr_session) == 256, "session");
+
+enum sr_busy { SR_IDLE = 0, SR_BUSY_BLOCK, SR_BUSY_INSERT, SR_BUSY_SAMPLE, SR_BUSY_RELEASE, SR_BUSY_DELETE, SR_BUSY_LEDGER };
+enum sr_session_kind { SR_SESSION_CLIENT = 1, SR_SESSION_WRITER, SR_SESSION_SAMPLER };
+
+/* ------------------------------------------------------------------ arena: allocates, two-level segregated fit */
+
+/* All fields under `lock`, except where said. Derived state: it can be rebuilt from the reachable allocations. */
+typedef struct {
+    sr_mutex lock;
+    uint64_t start, end;      /* virtual range of this arena; constant, and on a line of their own: every free reads them */
+    char _pad1[SR_LINE - 16];
+    uint64_t committed_end;   /* [start, committed_end) has memory and belongs to the allocator */
+    uint64_t used_bytes;      /* allocated, chunk headers included */
+    uint64_t free_bytes;
+    uint64_t n_allocs;
+    uint64_t fl_bitmap;
+    uint32_t sl_bitmap[SR_FL_COUNT];
+    uint32_t _pad0;
+    uint64_t head[SR_FL_COUNT][SR_SL_COUNT]; /* offset of the first free chunk of the class */
+} __attribute__((aligned(64))) sr_arena;
+_Static_assert(sizeof(sr_arena) % SR_LINE == 0, "arenas do not share cache lines");
+
+/* A chunk starts 48 bytes after a 64-byte boundary, so that its payload starts on one. */
+#define SR_CHUNK_HEAD 16u
+typedef struct {
+    uint64_t size_flags; /* size (multiple of 64, header included) | SR_CHUNK_FREE | SR_CHUNK_PREV_FREE | kind << 56 */
+    uint64_t prev_size;  /* size of the chunk before, valid if that one is free */
+} sr_chunk;
+typedef struct { /* payload of a free chunk */
+    uint64_t next, prev;
+} sr_free_links;
+#define SR_CHUNK_FREE 1ull
+#define SR_CHUNK_PREV_FREE 2ull
+#define SR_CHUNK_SIZE_MASK 0x00ffffffffffffc0ull
+
+enum sr_kind { SR_KIND_NONE = 0, SR_KIND_BLOCK, SR_KIND_TRAJ, SR_KIND_EPISODE, SR_KIND_LEDGER, SR_KIND_SCHEMA, SR_KIND_END };
+
+/* A reference = payload offset | kind (payloads are 64-byte aligned, so the low bits are free). */
+#define SR_REF_KIND_MASK 7ull
+#define SR_REF(off, kind) ((uint64_t)(off) | (uint64_t)(kind))
+#define SR_REF_OFF(ref) ((ref) & ~SR_REF_KIND_MASK)
+#define SR_REF_KIND(ref) ((uint32_t)((ref) & SR_REF_KIND_MASK))
+
+/* ------------------------------------------------------------------ steps */
+
+/* refs: under no lock; atomic. Rows below `published` never change. */
+typedef struct {
+    uint32_t kind; /* SR_KIND_BLOCK */
+    uint32_t n_cols;
+    _Atomic uint32_t refs;
+    uint32_t rows_cap;
+    _Atomic uint32_t published;
+    uint32_t _pad0;
+    uint64_t bytes;        /* of the allocation's payload */
+    uint64_t episodes_off; /* uint64[rows_cap], relative to the block: each row's episode record */
+    char _pad1[24];
+} sr_block;
+typedef struct { /* n_cols of them follow the block */
+    uint64_t off; /* relative to the block; 64-byte aligned */
+    uint64_t row_bytes;
+} sr_block_col;
+_Static_assert(sizeof(sr_block) == 64, "block header");
+
+typedef struct {
+    uint32_t kind; /* SR_KIND_EPISODE */
+    _Atomic uint32_t refs; /* one for each block that holds rows of it, one for the writer inside it */
+    uint64_t id;
+    _Atomic uint32_t items[]; /* for each table: how many of its items refer to rows of this episode */
+} sr_episode;
+
+/* A trajectory that is not simply whole consecutive rows of one block. Immutable once built, refs aside. */
+typedef struct {
+    uint32_t kind; /* SR_KIND_TRAJ */
+    uint32_t n_cols;
+    _Atomic uint32_t refs;
+    uint32_t n_blocks;
+    uint32_t n_segs;
+    uint32_t _pad;
+    uint64_t bytes;
+    /* uint64_t blocks[n_blocks]; sr_traj_col cols[n_cols + 1]; sr_seg segs[n_segs] */
+} sr_traj;
+typedef struct {
+    uint32_t length_flags; /* rows of this column | SR_COL_SQUEEZED */
+    uint32_t first_seg;    /* its segments end where the next column's begin */
+} sr_traj_col;
+typedef struct {
+    uint16_t block, col;   /* index into blocks[], column of that block */
+    uint32_t start, count;
+    int32_t stride;        /* rows start, start + stride, ... */
+} sr_seg;
+#define SR_COL_SQUEEZED 0x80000000u
+#define SR_COL_LENGTH(x) ((x) & 0x7fffffffu)
+_Static_assert(sizeof(sr_seg) == 16 && sizeof(sr_traj_col) == 8 && sizeof(sr_traj) == 32, "trajectory");
+
+/* ------------------------------------------------------------------ tables */
+
+/* An item. Under its stripe's lock. Live if ref != 0, which is stored last (release) at insert and first at delete. */
+typedef struct {
+    uint64_t key;      /* generation, stripe and slot; kept when the slot is freed, so that keys never repeat */
+    _Atomic uint64_t ref; /* trajectory, or block for whole rows */
+    uint32_t row_start;
+    uint32_t row_count; /* of a block reference: rows | SR_COL_SQUEEZED */
+    double priority;
+    uint64_t seq;      /* insertion number, unique in the table */
+    uint64_t touch;    /* order of insert or last update within the stripe (heap ties) */
+    uint64_t inserted_ns; /* CLOCK_REALTIME */
+    uint32_t times_sampled;
+    uint32_t schema;   /* structure and types of the item */
+} sr_slot;
+_Static_assert(sizeof(sr_slot) == 64, "a slot fills one cache line");
+
+enum sr_selector {
+    SR_SEL_FIFO = 1, SR_SEL_LIFO, SR_SEL_UNIFORM, SR_SEL_PRIORITIZED, SR_SEL_MIN_HEAP, SR_SEL_MAX_HEAP
+};
+
+#define SR_TREE_FAN 8u /* doubles in a cache line */
+#define SR_TREE_LEVELS 12u
+
+/* One selector's state in one stripe: a cache of the slots. Under the stripe's lock.
+ * Its arrays lie in the stripe's index region, contiguous, committed as slots come into use. */
+typedef struct {
+    uint32_t kind; /* enum sr_selector; lifo is kept as fifo (one list serves both) */
+    uint32_t n_levels; /* sum tree: levels in use, leaves being level 0 */
+    double exponent;
+    uint64_t count; /* entries */
+    uint64_t slots_cap; /* slots for which the arrays have memory */
+    uint32_t head, tail; /* list: oldest and newest slot */
+    uint64_t array_off[SR_TREE_LEVELS]; /* list: next, prev; uniform: dense, position; heap: heap, position; tree: levels */
+    uint64_t array_committed[SR_TREE_LEVELS]; /* bytes */
+} sr_index;
+
+typedef struct {
+    sr_mutex lock;
+    _Atomic uint64_t size;       /* SYNC POINT: stored under the lock, read without: a hint, never trusted */
+    _Atomic uint64_t mass_bits;  /* double: sum of weights of the sampler, same rule */
+    _Atomic uint64_t oldest_seq; /* insertion number of the oldest item, same rule; UINT64_MAX: none */
+    _Atomic uint64_t remover_mass_bits;
+    uint64_t touch_next;
+    uint64_t slots_off, slots_max, slots_committed; /* max in slots, committed in bytes */
+    uint64_t slots_used; /* slots below this have been used at least once */
+    uint32_t free_head;  /* freed slots, linked through row_start */
+    uint32_t table, number; /* which stripe of which table */
+    uint32_t sampler, remover; /* index into index[]; the same where one serves both */
+    uint32_t n_indexes;
+    sr_index index[2];
+} __attribute__((aligned(64))) sr_stripe;
+
+typedef struct {
+    sr_mutex limiter_lock; /* protects from here to epoch */
+    double samples_per_insert, min_diff, max_diff;
+    int64_t min_size_to_sample;
+    int64_t inserts, samples, deletes;
+    int64_t pending;  /* inserts allowed and on their way: samplers do not see them yet */
+    int64_t pending_samples; /* samples allowed and on their way: inserters do not see them yet */
+    uint64_t rng;     /* splitmix64 counter: each operation that draws takes one number */
+    _Atomic uint64_t epoch; /* changed by reset, which holds all locks of the table */
+    char _pad0[SR_LINE - 16];
+    _Atomic uint32_t sample_seq, sample_waiters; /* futex: something was inserted, or reset, or closed */
+    char _pad1[SR_LINE - 8];
+    _Atomic uint32_t insert_seq, insert_waiters; /* futex: something was sampled or deleted, or reset, or closed */
+    char _pad2[SR_LINE - 8];
+    _Atomic uint64_t next_seq; /* insertion numbers; taken under a stripe lock */
+    _Atomic int64_t num_episodes, num_deleted_episodes, num_unique_samples;
+    _Atomic uint64_t missed_updates;
+    _Atomic uint32_t poisoned; /* enum of reasons; non-zero: every call is refused */
+    uint32_t sampler_kind, remover_kind;
+    uint32_t n_stripes, first_stripe; /* in the header's stripe array */
+    uint32_t slot_bits, stripe_bits;  /* of a key */
+    int32_t max_times_sampled;
+    int64_t max_size;
+    double sampler_exponent, remover_exponent;
+    char name[SR_NAME_BYTES];
+} __attribute__((aligned(64))) sr_table;
+
+/* ------------------------------------------------------------------ schemas: append-only, never freed */
+
+typedef struct {
+    uint64_t hash;
+    uint64_t off;  /* SR_KIND_SCHEMA payload: the JSON text */
+    uint64_t bytes;
+} sr_schema;
+
+#endif

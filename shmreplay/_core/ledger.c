@@ -1,0 +1,112 @@
+#include "ledger.h"
+
+#include <time.h>
+
+#include "arena.h"
+#include "lock.h"
+#include "steps.h"
+#include "table.h"
+
+#define LEDGER_MIN 64u
+
+static uint64_t *entries(const sr_ses *ses) { return sr_ptr(ses->st, ses->shared->ledger_off); }
+
+static sr_arena *home(const sr_ses *ses) { return sr_arena_at(ses->st, ses->shared->arena); }
+
+/* A longer ledger: allocate, copy, switch, free the old one. Crash: either ledger is complete, and a dead session's allocation that
+ * nothing refers to stands in its inflight word. */
+static int grow(sr_ses *ses, uint32_t cap) {
+    sr_store *st = ses->st;
+    sr_session *shared = ses->shared;
+    uint32_t *stack = realloc(ses->free_stack, cap * sizeof *stack);
+    if (stack == NULL) return SR_SYS;
+    ses->free_stack = stack;
+    uint64_t off;
+    int rc = sr_alloc(st, shared->arena, SR_KIND_LEDGER, cap * sizeof(uint64_t), &shared->inflight[1], &off);
+    if (rc != SR_OK) return rc;
+    uint64_t *fresh = sr_ptr(st, off);
+    memset(fresh, 0, cap * sizeof *fresh);
+    rc = sr_lock(st, &home(ses)->lock);
+    if (rc != SR_OK) return rc;
+    uint32_t old_cap = shared->ledger_cap;
+    uint64_t old_off = shared->ledger_off;
+    if (old_off != 0) memcpy(fresh, entries(ses), old_cap * sizeof *fresh);
+    shared->ledger_off = off;
+    shared->ledger_cap = cap;
+    atomic_store_explicit(&shared->inflight[1], 0, memory_order_relaxed);
+    sr_unlock(&home(ses)->lock);
+    for (uint32_t p = cap; p > old_cap; p--) ses->free_stack[ses->n_free++] = p - 1;
+    return old_off != 0 ? sr_free(st, old_off) : SR_OK;
+}
+
+int sr_ledger_reserve(sr_ses *ses, uint32_t n) {
+    if (SR_LIKELY(ses->n_free >= n)) return SR_OK;
+    uint64_t want = (uint64_t)ses->shared->ledger_cap + (n - ses->n_free);
+    uint64_t cap = ses->shared->ledger_cap > 0 ? ses->shared->ledger_cap : LEDGER_MIN;
+    while (cap < want) cap *= 2;
+    if (cap > 0x7fffffffu) return SR_INVALID;
+    sr_begin(ses, SR_BUSY_LEDGER);
+    int rc = grow(ses, (uint32_t)cap);
+    sr_end(ses);
+    return rc;
+}
+
+uint32_t sr_ledger_note(sr_ses *ses, uint64_t ref) {
+    SR_ASSERT(ses->n_free > 0);
+    uint32_t position = ses->free_stack[--ses->n_free];
+    entries(ses)[position] = ref;
+    ses->shared->ledger_used++;
+    return position;
+}
+
+uint32_t sr_ledger_pin(sr_ses *ses, uint64_t ref) {
+    uint32_t position = sr_ledger_note(ses, ref);
+    sr_ref_retain(ses->st, ref);
+    return position;
+}
+
+int sr_hold(sr_ses *ses, uint64_t ref, uint32_t *position) {
+    if (ses->n_free == 0) return SR_INVALID;
+    int rc = sr_lock(ses->st, &home(ses)->lock);
+    if (rc != SR_OK) return rc;
+    *position = sr_ledger_pin(ses, ref);
+    sr_unlock(&home(ses)->lock);
+    return SR_OK;
+}
+
+int sr_release(sr_ses *ses, uint32_t n, const uint32_t *positions) {
+    sr_store *st = ses->st;
+    uint64_t *list = entries(ses);
+    for (uint32_t i = 0; i < n; i++) {
+        if (positions[i] >= ses->shared->ledger_cap || list[positions[i]] == 0) return SR_INVALID;
+        __builtin_prefetch(sr_ptr(st, SR_REF_OFF(list[positions[i]])), 1);
+    }
+    sr_begin(ses, SR_BUSY_RELEASE);
+    /* One lock for the whole batch: it keeps a repair out while counts and ledger disagree. What drops to nothing is freed
+     * afterwards, since freeing may need another arena's lock; until then the entry stands in the ledger. */
+    int rc = sr_lock(st, &home(ses)->lock);
+    uint32_t dead = 0;
+    for (uint32_t i = 0; i < n && rc == SR_OK; i++) {
+        uint64_t ref = list[positions[i]];
+        SR_ASSERT(ref != 0);
+        if (sr_ref_drop_shared(st, ref)) {
+            list[positions[i]] = 0;
+            ses->free_stack[ses->n_free++] = positions[i];
+            ses->shared->ledger_used--;
+        } else {
+            dead++;
+        }
+    }
+    if (rc == SR_OK) sr_unlock(&home(ses)->lock);
+    for (uint32_t i = 0; i < n && dead > 0 && rc == SR_OK; i++) {
+        uint64_t ref = list[positions[i]];
+        if (ref == 0) continue;
+        list[positions[i]] = 0;
+        ses->free_stack[ses->n_free++] = positions[i];
+        ses->shared->ledger_used--;
+        dead--;
+        rc = sr_ref_drop(st, ref);
+    }
+    sr_end(ses);
+    return rc;
+}

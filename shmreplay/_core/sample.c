@@ -1,0 +1,248 @@
+/* Sampling: reserve at the limiter, split over the stripes by mass, draw and pin in each, settle. */
+#include "index.h"
+#include "ledger.h"
+#include "limiter.h"
+#include "lock.h"
+#include "stripe.h"
+#include "table.h"
+
+#define BATCH_MAX 256u /* draws under one hold of a stripe's lock */
+
+typedef struct {
+    sr_store *st;
+    sr_ses *ses;
+    sr_table *t;
+    uint64_t rng;
+    uint64_t removed; /* items that reached max_times_sampled */
+    int status;
+} draw_ctx;
+
+/* Record one draw and pin what it refers to. Under the stripe's lock. */
+static void take(draw_ctx *c, const sr_slot *slot, double probability, int64_t table_size, sr_sampled *out) {
+    uint64_t ref = atomic_load_explicit(&slot->ref, memory_order_relaxed);
+    out->key = slot->key;
+    out->ref = ref;
+    out->row_start = slot->row_start;
+    out->row_count = slot->row_count;
+    out->probability = probability;
+    out->priority = slot->priority;
+    out->table_size = table_size;
+    out->times_sampled = (int32_t)slot->times_sampled;
+    out->schema = slot->schema;
+    out->inserted_ns = slot->inserted_ns;
+    out->position = sr_ledger_pin(c->ses, ref);
+}
+
+static void count_sample(draw_ctx *c, sr_slot *slot) {
+    if (slot->times_sampled == 0) atomic_fetch_add_explicit(&c->t->num_unique_samples, 1, memory_order_relaxed);
+    if (slot->times_sampled < 0x7fffffffu) slot->times_sampled++;
+}
+
+/* n draws from a stripe that is locked and not empty, none of which removes anything. */
+static void draw_many(draw_ctx *c, sr_stripe *s, uint32_t n, double scale, int64_t table_size, const uint32_t *where, sr_sampled *out) {
+    uint32_t slots[BATCH_MAX];
+    double prob[BATCH_MAX];
+    sr_index_sample(c->st, &s->index[s->sampler], (enum sr_selector)c->t->sampler_kind, &c->rng, n, slots, prob);
+    for (uint32_t i = 0; i < n; i++) __builtin_prefetch(sr_slot_at(c->st, s, slots[i]), 1);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t ref = atomic_load_explicit(&sr_slot_at(c->st, s, slots[i])->ref, memory_order_relaxed);
+        __builtin_prefetch(sr_ptr(c->st, SR_REF_OFF(ref)), 1);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        sr_slot *slot = sr_slot_at(c->st, s, slots[i]);
+        count_sample(c, slot);
+        take(c, slot, prob[i] * scale, table_size, &out[where == NULL ? i : where[i]]);
+    }
+}
+
+/* One stripe: everything under one hold of its lock. */
+static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
+    sr_stripe *s = sr_stripe_at(c->st, c->t, 0);
+    if ((c->status = sr_lock(c->st, &s->lock)) != SR_OK) return 0;
+    const sr_index *ix = &s->index[s->sampler];
+    uint32_t done = 0;
+    if (c->t->max_times_sampled <= 0 && ix->count > 0) {
+        draw_many(c, s, n, 1.0, (int64_t)ix->count, NULL, out);
+        done = n;
+    }
+    while (done < n && ix->count > 0) {
+        uint32_t number;
+        double prob;
+        sr_index_sample(c->st, ix, (enum sr_selector)c->t->sampler_kind, &c->rng, 1, &number, &prob);
+        sr_slot *slot = sr_slot_at(c->st, s, number);
+        count_sample(c, slot);
+        take(c, slot, prob, (int64_t)ix->count, &out[done++]);
+        if (slot->times_sampled == (uint32_t)c->t->max_times_sampled) {
+            c->removed++;
+            if ((c->status = sr_stripe_remove(c->st, c->t, s, number)) != SR_OK) break;
+        }
+    }
+    if (c->removed > 0) sr_stripe_hints(c->st, s);
+    sr_unlock(&s->lock);
+    return done;
+}
+
+typedef struct {
+    double mass[SR_STRIPES_MAX];
+    double total;
+    uint64_t size[SR_STRIPES_MAX];
+    uint64_t size_total;
+} masses;
+
+/* What the stripes published: the weights by which a batch is split. */
+static void read_masses(const draw_ctx *c, masses *m) {
+    double mass_total = 0;
+    m->size_total = 0;
+    for (uint32_t i = 0; i < c->t->n_stripes; i++) {
+        const sr_stripe *s = sr_stripe_at(c->st, c->t, i);
+        m->size[i] = atomic_load_explicit(&s->size, memory_order_relaxed);
+        m->size_total += m->size[i];
+        m->mass[i] = c->t->sampler_kind == SR_SEL_PRIORITIZED ? sr_load_double(&s->mass_bits) : (double)m->size[i];
+        mass_total += m->mass[i];
+    }
+    m->total = mass_total;
+    if (mass_total > 0) return;
+    /* All weights are zero: every item is as likely as every other. */
+    for (uint32_t i = 0; i < c->t->n_stripes; i++) m->mass[i] = (double)m->size[i];
+    m->total = (double)m->size_total;
+}
+
+static uint32_t pick_stripe(draw_ctx *c, const masses *m) {
+    double u = sr_random_double(&c->rng) * m->total;
+    uint32_t last = SR_NONE;
+    for (uint32_t i = 0; i < c->t->n_stripes; i++) {
+        if (m->mass[i] <= 0) continue;
+        last = i;
+        if (u < m->mass[i]) break;
+        u -= m->mass[i];
+    }
+    return last;
+}
+
+/* Several stripes, nothing removed by sampling: choose each draw's stripe by mass, then visit each stripe once.
+ * A draw's probability is mass(stripe) / total at the choice, times its share of the stripe at the draw.
+ * Draws whose stripe was empty by then are chosen anew by the caller. Gives how many entries of where[] are left over. */
+static uint32_t draw_round(draw_ctx *c, uint32_t n, uint32_t *where, sr_sampled *out) {
+    masses m;
+    read_masses(c, &m);
+    if (m.size_total == 0 || !(m.total > 0)) return n;
+    uint8_t stripe[BATCH_MAX];
+    uint32_t mine[BATCH_MAX];
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < n; i++) stripe[i] = (uint8_t)pick_stripe(c, &m);
+    uint32_t wanted[BATCH_MAX];
+    memcpy(wanted, where, n * sizeof *wanted);
+    for (uint32_t k = 0; k < c->t->n_stripes && c->status == SR_OK; k++) {
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            if (stripe[i] == k) mine[count++] = wanted[i];
+        }
+        if (count == 0) continue;
+        sr_stripe *s = sr_stripe_at(c->st, c->t, k);
+        if ((c->status = sr_lock(c->st, &s->lock)) != SR_OK) break;
+        const sr_index *ix = &s->index[s->sampler];
+        if (ix->count == 0) {
+            memcpy(where + left, mine, count * sizeof *mine);
+            left += count;
+        } else {
+            double scale = m.mass[k] / m.total;
+            /* Uniform and unchanged since the choice: 1/size exactly, not a product of two roundings. */
+            if (c->t->sampler_kind == SR_SEL_UNIFORM && ix->count == m.size[k]) {
+                scale = (double)ix->count / (double)m.size_total;
+            }
+            draw_many(c, s, count, scale, (int64_t)m.size_total, mine, out);
+        }
+        sr_unlock(&s->lock);
+    }
+    return left;
+}
+
+static uint32_t draw_striped(draw_ctx *c, uint32_t n, sr_sampled *out) {
+    uint32_t where[BATCH_MAX];
+    for (uint32_t i = 0; i < n; i++) {
+        where[i] = i;
+        out[i].ref = 0;
+    }
+    uint32_t left = n;
+    for (uint32_t round = 0; left > 0 && round < 8 && c->status == SR_OK; round++) left = draw_round(c, left, where, out);
+    uint32_t done = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (out[i].ref != 0) {
+            if (done != i) out[done] = out[i];
+            done++;
+        }
+    }
+    return done;
+}
+
+/* Several stripes and items that leave when sampled: one draw at a time, by the masses of that moment. */
+static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
+    uint32_t done = 0;
+    for (uint32_t tries = 0; done < n && tries < n + 64 && c->status == SR_OK; tries++) {
+        masses m;
+        read_masses(c, &m);
+        if (m.size_total == 0 || !(m.total > 0)) break;
+        uint32_t k = pick_stripe(c, &m);
+        sr_stripe *s = sr_stripe_at(c->st, c->t, k);
+        if ((c->status = sr_lock(c->st, &s->lock)) != SR_OK) break;
+        const sr_index *ix = &s->index[s->sampler];
+        if (ix->count > 0) {
+            uint32_t number;
+            double prob;
+            sr_index_sample(c->st, ix, (enum sr_selector)c->t->sampler_kind, &c->rng, 1, &number, &prob);
+            sr_slot *slot = sr_slot_at(c->st, s, number);
+            count_sample(c, slot);
+            take(c, slot, prob * m.mass[k] / m.total, (int64_t)m.size_total, &out[done++]);
+            if (slot->times_sampled == (uint32_t)c->t->max_times_sampled) {
+                c->removed++;
+                c->status = sr_stripe_remove(c->st, c->t, s, number);
+            }
+            sr_stripe_hints(c->st, s);
+        }
+        sr_unlock(&s->lock);
+    }
+    return done;
+}
+
+static int sample_some(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done, uint32_t *seq) {
+    draw_ctx c = {.st = ses->st, .ses = ses, .t = sr_table_at(ses->st, table), .status = SR_OK};
+    while (*done < n) {
+        uint32_t want = n - *done < BATCH_MAX ? n - *done : BATCH_MAX;
+        sr_grant g;
+        int rc = sr_limiter_reserve_sample(ses, table, want, &g);
+        if (rc != SR_OK) return rc;
+        *seq = g.seq;
+        if (g.granted == 0) return SR_WOULD_BLOCK;
+        c.rng = g.seed;
+        c.removed = 0;
+        uint32_t granted = (uint32_t)g.granted;
+        uint32_t drawn;
+        if (c.t->n_stripes == 1) {
+            drawn = draw_single(&c, granted, out + *done);
+        } else if (c.t->max_times_sampled <= 0) {
+            drawn = draw_striped(&c, granted, out + *done);
+        } else {
+            drawn = draw_consuming(&c, granted, out + *done);
+        }
+        *done += drawn;
+        rc = sr_limiter_settle_sample(ses, table, &g, drawn, c.removed);
+        if (c.status != SR_OK) return c.status;
+        if (rc != SR_OK) return rc;
+        /* What the limiter counted on is being deleted or is not placed yet: wait for that to settle. */
+        if (drawn == 0) return SR_WOULD_BLOCK;
+    }
+    return SR_OK;
+}
+
+int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done, uint32_t *seq) {
+    *done = 0;
+    int rc = sr_table_usable(ses->st, table);
+    if (rc != SR_OK) return rc;
+    rc = sr_ledger_reserve(ses, n);
+    if (rc != SR_OK) return rc;
+    sr_begin(ses, SR_BUSY_SAMPLE);
+    rc = sample_some(ses, table, n, out, done, seq);
+    atomic_fetch_add_explicit(&ses->shared->samples, *done, memory_order_relaxed);
+    sr_end(ses);
+    return rc;
+}

@@ -1,0 +1,127 @@
+/* Participants and sessions: who is attached, and their places in the store. */
+#include "arena.h"
+#include "ledger.h"
+#include "lock.h"
+#include "table.h"
+
+#include <time.h>
+
+static sr_participant *participant_at(const sr_store *st, uint32_t number) {
+    if (number >= st->hdr->n_participants) return NULL;
+    return (sr_participant *)sr_ptr(st, st->hdr->participants_off) + number;
+}
+
+static sr_session *session_at(const sr_store *st, uint32_t number) {
+    return (sr_session *)sr_ptr(st, st->hdr->sessions_off) + number;
+}
+
+int sr_participant_set(sr_store *st, uint32_t number, uint32_t pid, uint64_t start_ticks, uint64_t pid_namespace, const char *role) {
+    sr_participant *p = participant_at(st, number);
+    if (p == NULL) return SR_INVALID;
+    /* The caller holds the record lock, so an entry in use is one whose owner died. */
+    if (atomic_load_explicit(&p->state, memory_order_acquire) != 0) return SR_WOULD_BLOCK;
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    p->pid = pid;
+    p->start_ticks = start_ticks;
+    p->pid_namespace = pid_namespace;
+    p->attached_ns = (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+    memset(p->role, 0, sizeof p->role);
+    memcpy(p->role, role, strnlen(role, sizeof p->role - 1));
+    atomic_store_explicit(&p->state, 1, memory_order_release);
+    return SR_OK;
+}
+
+void sr_participant_clear(sr_store *st, uint32_t number) {
+    sr_participant *p = participant_at(st, number);
+    if (p != NULL) atomic_store_explicit(&p->state, 0, memory_order_release);
+}
+
+int sr_participant_in_use(const sr_store *st, uint32_t number) {
+    const sr_participant *p = participant_at(st, number);
+    return p != NULL && atomic_load_explicit(&p->state, memory_order_acquire) != 0;
+}
+
+int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kind, sr_ses *out) {
+    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+        sr_session *s = session_at(st, i);
+        uint32_t expected = 0;
+        /* SYNC POINT: acquire: the last owner's releases are visible. */
+        if (!atomic_compare_exchange_strong_explicit(&s->state, &expected, 1, memory_order_acquire, memory_order_relaxed)) continue;
+        *out = (sr_ses){.st = st, .shared = s, .number = i};
+        s->participant = participant;
+        s->kind = kind;
+        s->arena = i % st->hdr->n_arenas;
+        s->stripe_hint = i;
+        s->reserved_inserts = s->reserved_samples = 0;
+        s->oldest_pin_ns = 0;
+        int rc = sr_ledger_reserve(out, 1);
+        if (rc != SR_OK) {
+            free(out->free_stack);
+            out->free_stack = NULL;
+            atomic_store_explicit(&s->state, 0, memory_order_release);
+        }
+        return rc;
+    }
+    return SR_LIMIT;
+}
+
+/* Give every reference in the ledger back, the ledger itself, and the place. Also for a dead owner's session that was idle. */
+static int close_session(sr_ses *ses) {
+    sr_store *st = ses->st;
+    sr_session *s = ses->shared;
+    int result = SR_OK;
+    for (uint32_t p = 0; p < s->ledger_cap; p++) {
+        const uint64_t *list = sr_ptr(st, s->ledger_off);
+        if (list[p] == 0) continue;
+        int rc = sr_release(ses, 1, &p);
+        if (rc != SR_OK) result = rc;
+    }
+    uint64_t ledger = s->ledger_off;
+    sr_begin(ses, SR_BUSY_LEDGER);
+    s->ledger_off = 0;
+    s->ledger_cap = 0;
+    s->ledger_used = 0;
+    if (ledger != 0) {
+        int rc = sr_free(st, ledger);
+        if (rc != SR_OK) result = rc;
+    }
+    sr_end(ses);
+    free(ses->free_stack);
+    ses->free_stack = NULL;
+    ses->n_free = 0;
+    atomic_store_explicit(&s->state, 0, memory_order_release);
+    return result;
+}
+
+int sr_session_close(sr_ses *ses) { return close_session(ses); }
+
+void sr_session_abandon(sr_ses *ses) {
+    free(ses->free_stack);
+    memset(ses, 0, sizeof *ses);
+}
+
+int sr_participant_reclaim(sr_store *st, uint32_t number) {
+    sr_participant *p = participant_at(st, number);
+    if (p == NULL) return SR_INVALID;
+    int freed = 0;
+    int broken = 0;
+    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+        sr_session *s = session_at(st, i);
+        if (atomic_load_explicit(&s->state, memory_order_acquire) == 0 || s->participant != number) continue;
+        if (atomic_load_explicit(&s->busy, memory_order_acquire) != SR_IDLE) {
+            /* Died in mid-operation: counts and ledger may disagree. Nothing is touched; the store says that it is dirty. */
+            atomic_store_explicit(&st->hdr->dirty, 1, memory_order_release);
+            broken = 1;
+            continue;
+        }
+        sr_ses dead = {.st = st, .shared = s, .number = i};
+        dead.free_stack = malloc((s->ledger_cap + 1) * sizeof *dead.free_stack);
+        if (dead.free_stack == NULL) return SR_SYS;
+        int rc = close_session(&dead);
+        if (rc != SR_OK) return rc;
+        freed++;
+    }
+    if (!broken) sr_participant_clear(st, number);
+    return freed;
+}

@@ -1,0 +1,261 @@
+/* Laying a store out, attaching to one, closing it, and what it holds. */
+#include <errno.h>
+
+#include "arena.h"
+#include "ledger.h"
+#include "lock.h"
+#include "stripe.h"
+#include "table.h"
+
+static _Thread_local sr_detail detail;
+sr_detail *sr_last_detail(void) { return &detail; }
+
+static uint64_t mix(uint64_t h, uint64_t x) {
+    uint64_t state = h ^ x;
+    return sr_splitmix64(&state);
+}
+
+uint64_t sr_layout_signature(void) {
+    const uint64_t parts[] = {
+        sizeof(void *), sizeof(pthread_mutex_t), _Alignof(pthread_mutex_t), sizeof(sr_header), sizeof(sr_participant),
+        sizeof(sr_session), sizeof(sr_arena), sizeof(sr_block), sizeof(sr_traj), sizeof(sr_slot), sizeof(sr_stripe),
+        sizeof(sr_table), offsetof(sr_header, config_off), offsetof(sr_table, sample_seq), offsetof(sr_stripe, index),
+#if defined(__GLIBC__)
+        1,
+#else
+        2,
+#endif
+        1 /* little endian: the first byte of a 1 */,
+    };
+    uint64_t h = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) h = mix(h, parts[i]);
+    const uint32_t one = 1;
+    return mix(h, *(const unsigned char *)&one);
+}
+
+typedef struct {
+    uint64_t participants, sessions, tables, stripes, arenas, schemas, config, fixed_end, index_start, arena_start, arena_span, end;
+    uint32_t n_stripes;
+} plan;
+
+static void make_plan(const sr_store_config *cfg, const sr_table_config *tables, plan *p) {
+    uint64_t at = sr_align(sizeof(sr_header), SR_PAGE);
+    p->participants = at;
+    at = sr_align(at + cfg->n_participants * sizeof(sr_participant), SR_PAGE);
+    p->sessions = at;
+    at = sr_align(at + cfg->n_sessions * sizeof(sr_session), SR_PAGE);
+    p->tables = at;
+    at += cfg->n_tables * sizeof(sr_table);
+    p->n_stripes = 0;
+    for (uint32_t i = 0; i < cfg->n_tables; i++) p->n_stripes += tables[i].n_stripes;
+    p->stripes = sr_align(at, SR_LINE);
+    at = p->stripes + p->n_stripes * sizeof(sr_stripe);
+    p->arenas = sr_align(at, SR_LINE);
+    at = p->arenas + cfg->n_arenas * sizeof(sr_arena);
+    p->schemas = sr_align(at, SR_LINE);
+    at = p->schemas + SR_SCHEMAS_MAX * sizeof(sr_schema);
+    p->config = at;
+    p->fixed_end = sr_align(at + cfg->config_bytes, SR_PAGE);
+    p->index_start = p->fixed_end;
+    at = p->index_start;
+    for (uint32_t i = 0; i < cfg->n_tables; i++) {
+        uint64_t slots = sr_stripe_slots_max(&tables[i], cfg->capacity_bytes);
+        at += tables[i].n_stripes * sr_stripe_region_bytes(&tables[i], slots);
+    }
+    p->arena_start = sr_align(at, SR_PAGE);
+    p->arena_span = sr_align(cfg->capacity_bytes, SR_PAGE);
+    p->end = p->arena_start + cfg->n_arenas * p->arena_span;
+}
+
+uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *tables) {
+    plan p;
+    make_plan(cfg, tables, &p);
+    return p.end;
+}
+
+static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t number, uint32_t first_stripe, uint64_t *region) {
+    sr_table *t = sr_table_at(st, number);
+    if (sr_mutex_init(&t->limiter_lock) != SR_OK) return SR_SYS;
+    t->samples_per_insert = cfg->samples_per_insert;
+    t->min_diff = cfg->min_diff;
+    t->max_diff = cfg->max_diff;
+    t->min_size_to_sample = cfg->min_size_to_sample;
+    t->rng = cfg->seed;
+    t->sampler_kind = cfg->sampler_kind;
+    t->remover_kind = cfg->remover_kind;
+    t->sampler_exponent = cfg->sampler_exponent;
+    t->remover_exponent = cfg->remover_exponent;
+    t->max_size = cfg->max_size;
+    t->max_times_sampled = cfg->max_times_sampled;
+    t->n_stripes = cfg->n_stripes;
+    t->first_stripe = first_stripe;
+    memcpy(t->name, cfg->name, sizeof t->name);
+    uint64_t slots = sr_stripe_slots_max(cfg, st->hdr->capacity_bytes);
+    t->slot_bits = 64u - (uint32_t)__builtin_clzll(slots);
+    t->stripe_bits = t->n_stripes > 1 ? 32u - (uint32_t)__builtin_clz(t->n_stripes - 1) : 0;
+    for (uint32_t k = 0; k < t->n_stripes; k++) {
+        int rc = sr_stripe_init(sr_stripe_at(st, t, k), cfg, number, k, *region, slots);
+        if (rc != SR_OK) return rc;
+        *region += sr_stripe_region_bytes(cfg, slots);
+    }
+    return SR_OK;
+}
+
+static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) {
+    if (cfg->n_tables == 0 || cfg->n_tables > SR_TABLES_MAX || cfg->n_arenas == 0 || cfg->n_arenas > SR_ARENAS_MAX) return 0;
+    if (cfg->n_participants < 2 || cfg->n_sessions == 0 || cfg->capacity_bytes > (1ull << 46)) return 0;
+    for (uint32_t i = 0; i < cfg->n_tables; i++) {
+        const sr_table_config *t = &tables[i];
+        if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX || t->max_size < 1 || t->max_size > 0x7fffffff) return 0;
+        if (t->sampler_kind < SR_SEL_FIFO || t->sampler_kind > SR_SEL_MAX_HEAP) return 0;
+        if (t->remover_kind < SR_SEL_FIFO || t->remover_kind > SR_SEL_MAX_HEAP) return 0;
+        if (!(t->samples_per_insert > 0) || t->min_size_to_sample < 1) return 0;
+    }
+    return 1;
+}
+
+static uint64_t extent_for(uint64_t capacity) {
+    uint64_t bytes = sr_align(capacity / 256, SR_PAGE);
+    const uint64_t least = 256u << 10, most = 16u << 20;
+    return bytes < least ? least : bytes > most ? most : bytes;
+}
+
+static int format_regions(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables, const plan *p, const char *config_json) {
+    sr_header *h = st->hdr;
+    memcpy(st->base + p->config, config_json, cfg->config_bytes);
+    uint64_t region = p->index_start;
+    uint32_t first = 0;
+    for (uint32_t i = 0; i < cfg->n_tables; i++) {
+        int rc = format_table(st, &tables[i], i, first, &region);
+        if (rc != SR_OK) return rc;
+        first += tables[i].n_stripes;
+    }
+    for (uint32_t i = 0; i < cfg->n_arenas; i++) {
+        sr_arena_init(st, sr_arena_at(st, i), p->arena_start + i * p->arena_span, p->arena_start + (i + 1) * p->arena_span);
+    }
+    return sr_mutex_init(&h->schema_lock);
+}
+
+int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables, const char *config_json) {
+    plan p;
+    if (!config_ok(cfg, tables)) return SR_INVALID;
+    make_plan(cfg, tables, &p);
+    if (st->bytes != p.end) return SR_INVALID;
+    if (p.fixed_end > cfg->capacity_bytes) {
+        detail = (sr_detail){.asked = p.fixed_end, .available = cfg->capacity_bytes};
+        return SR_FULL;
+    }
+    int rc = sr_commit(st, 0, p.fixed_end, 0);
+    if (rc != SR_OK) return rc;
+    sr_header *h = (sr_header *)st->base;
+    st->hdr = h;
+    h->layout_version = SR_LAYOUT_VERSION;
+    h->layout_signature = sr_layout_signature();
+    h->n_tables = cfg->n_tables;
+    h->generation = cfg->generation;
+    h->file_bytes = st->bytes;
+    h->capacity_bytes = cfg->capacity_bytes;
+    h->extent_bytes = extent_for(cfg->capacity_bytes);
+    h->n_arenas = cfg->n_arenas;
+    h->n_stripes = p.n_stripes;
+    h->n_participants = cfg->n_participants;
+    h->n_sessions = cfg->n_sessions;
+    h->participants_off = p.participants;
+    h->sessions_off = p.sessions;
+    h->tables_off = p.tables;
+    h->stripes_off = p.stripes;
+    h->arenas_off = p.arenas;
+    h->schemas_off = p.schemas;
+    h->config_off = p.config;
+    h->config_bytes = cfg->config_bytes;
+    atomic_store(&h->committed_bytes, p.fixed_end);
+    rc = format_regions(st, cfg, tables, &p, config_json);
+    if (rc != SR_OK) return rc;
+    atomic_store(&h->state, SR_STATE_OPEN);
+    /* SYNC POINT: release: whoever sees the magic sees a store that is laid out. */
+    atomic_store_explicit(&h->magic, SR_MAGIC, memory_order_release);
+    return SR_OK;
+}
+
+static int region_ok(const sr_store *st, uint64_t off, uint64_t count, uint64_t size) {
+    return off % 8 == 0 && count <= st->bytes / size && sr_at(st, off, count * size) != NULL;
+}
+
+int sr_store_attach(sr_store *st) {
+    if (st->bytes < sizeof(sr_header)) return SR_WOULD_BLOCK;
+    sr_header *h = (sr_header *)st->base;
+    if (atomic_load_explicit(&h->magic, memory_order_acquire) != SR_MAGIC) return SR_WOULD_BLOCK;
+    if (h->layout_version != SR_LAYOUT_VERSION || h->layout_signature != sr_layout_signature()) {
+        detail = (sr_detail){.asked = h->layout_version, .available = SR_LAYOUT_VERSION,
+                             .found_signature = h->layout_signature, .expected_signature = sr_layout_signature()};
+        return SR_VERSION;
+    }
+    if (h->file_bytes != st->bytes || h->n_tables == 0 || h->n_tables > SR_TABLES_MAX || h->n_arenas == 0 || h->n_arenas > SR_ARENAS_MAX ||
+        !region_ok(st, h->participants_off, h->n_participants, sizeof(sr_participant)) ||
+        !region_ok(st, h->sessions_off, h->n_sessions, sizeof(sr_session)) ||
+        !region_ok(st, h->tables_off, h->n_tables, sizeof(sr_table)) ||
+        !region_ok(st, h->stripes_off, h->n_stripes, sizeof(sr_stripe)) ||
+        !region_ok(st, h->arenas_off, h->n_arenas, sizeof(sr_arena)) ||
+        !region_ok(st, h->schemas_off, SR_SCHEMAS_MAX, sizeof(sr_schema)) || sr_at(st, h->config_off, h->config_bytes) == NULL) {
+        return SR_CORRUPT;
+    }
+    st->hdr = h;
+    for (uint32_t i = 0; i < h->n_tables; i++) {
+        const sr_table *t = sr_table_at(st, i);
+        if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX || t->first_stripe > h->n_stripes - t->n_stripes) return SR_CORRUPT;
+    }
+    return SR_OK;
+}
+
+void sr_store_close(sr_store *st) {
+    sr_header *h = st->hdr;
+    atomic_store(&h->state, SR_STATE_CLOSED);
+    for (uint32_t i = 0; i < h->n_tables; i++) {
+        sr_table *t = sr_table_at(st, i);
+        sr_futex_wake(&t->insert_seq, &t->insert_waiters, UINT32_MAX);
+        sr_futex_wake(&t->sample_seq, &t->sample_waiters, UINT32_MAX);
+    }
+    sr_futex_wake(&h->commit_seq, &h->commit_waiters, UINT32_MAX);
+}
+
+int sr_store_is_closed(const sr_store *st) {
+    return atomic_load_explicit(&st->hdr->state, memory_order_relaxed) != SR_STATE_OPEN;
+}
+
+void sr_store_set_port(sr_store *st, uint32_t port) { atomic_store(&st->hdr->port, port); }
+uint32_t sr_store_port(const sr_store *st) { return atomic_load(&st->hdr->port); }
+
+int sr_store_get_stats(sr_store *st, sr_store_stats *out) {
+    const sr_header *h = st->hdr;
+    memset(out, 0, sizeof *out);
+    out->capacity = h->capacity_bytes;
+    out->committed = atomic_load_explicit(&h->committed_bytes, memory_order_relaxed);
+    out->fixed = sr_align(h->config_off + h->config_bytes, SR_PAGE);
+    out->dirty = atomic_load_explicit(&h->dirty, memory_order_relaxed);
+    out->closed = (uint32_t)sr_store_is_closed(st);
+    for (uint32_t i = 0; i < h->n_arenas; i++) {
+        sr_arena *a = sr_arena_at(st, i);
+        int rc = sr_lock(st, &a->lock);
+        if (rc != SR_OK) return rc;
+        out->arena_committed += a->committed_end - a->start;
+        out->arena_used += a->used_bytes;
+        out->arena_free += a->free_bytes;
+        out->arena_allocs += a->n_allocs;
+        sr_unlock(&a->lock);
+    }
+    /* Commits in progress are charged before they are recorded: never below zero. */
+    uint64_t known = out->fixed + out->arena_committed;
+    out->index_committed = out->committed > known ? out->committed - known : 0;
+    const sr_participant *p = sr_ptr(st, h->participants_off);
+    for (uint32_t i = 0; i < h->n_participants; i++) out->participants += atomic_load_explicit(&p[i].state, memory_order_relaxed) != 0;
+    const sr_session *s = sr_ptr(st, h->sessions_off);
+    for (uint32_t i = 0; i < h->n_sessions; i++) out->sessions += atomic_load_explicit(&s[i].state, memory_order_relaxed) != 0;
+    return SR_OK;
+}
+
+int sr_committer_step(sr_store *st) {
+    uint32_t seq = atomic_load(&st->hdr->commit_seq);
+    int added = sr_commit_ahead(st);
+    if (added <= 0 && !sr_store_is_closed(st)) sr_futex_wait(&st->hdr->commit_seq, seq, &st->hdr->commit_waiters, 100);
+    return added;
+}

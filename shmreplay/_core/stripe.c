@@ -1,0 +1,165 @@
+#include "stripe.h"
+
+#include "arena.h"
+#include "index.h"
+#include "lock.h"
+#include "steps.h"
+
+#define TABLE_BITS 6u /* SR_TABLES_MAX */
+/* Items that may be in a table beyond max_size for a moment: inserted and not yet evicted, by all inserters together. */
+#define SLACK_SLOTS 65536u
+#define GROW_SLOTS_MIN 1024u
+
+uint64_t sr_stripe_slots_max(const sr_table_config *cfg, uint64_t capacity_bytes) {
+    /* Never more slots than the capacity could hold if it held nothing else. */
+    uint64_t by_size = (uint64_t)cfg->max_size + SLACK_SLOTS;
+    uint64_t by_capacity = capacity_bytes / sizeof(sr_slot) + GROW_SLOTS_MIN;
+    uint64_t n = by_size < by_capacity ? by_size : by_capacity;
+    return n < SR_NONE ? n : SR_NONE - 1;
+}
+
+static int same_index(const sr_table_config *cfg) {
+    uint32_t a = cfg->sampler_kind == SR_SEL_LIFO ? SR_SEL_FIFO : cfg->sampler_kind;
+    uint32_t b = cfg->remover_kind == SR_SEL_LIFO ? SR_SEL_FIFO : cfg->remover_kind;
+    return a == b && (a != SR_SEL_PRIORITIZED || cfg->sampler_exponent == cfg->remover_exponent);
+}
+
+uint64_t sr_stripe_region_bytes(const sr_table_config *cfg, uint64_t slots_max) {
+    uint64_t bytes = sr_align(slots_max * sizeof(sr_slot), SR_PAGE);
+    bytes += sr_index_region_bytes((enum sr_selector)cfg->sampler_kind, slots_max);
+    if (!same_index(cfg)) bytes += sr_index_region_bytes((enum sr_selector)cfg->remover_kind, slots_max);
+    return bytes;
+}
+
+int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uint32_t number, uint64_t region, uint64_t slots_max) {
+    if (sr_mutex_init(&s->lock) != SR_OK) return SR_SYS;
+    s->table = table;
+    s->number = number;
+    s->slots_off = region;
+    s->slots_max = slots_max;
+    s->free_head = SR_NONE;
+    uint64_t at = region + sr_align(slots_max * sizeof(sr_slot), SR_PAGE);
+    sr_index_init(&s->index[0], (enum sr_selector)cfg->sampler_kind, cfg->sampler_exponent, at, slots_max);
+    s->n_indexes = 1;
+    if (!same_index(cfg)) {
+        at += sr_index_region_bytes((enum sr_selector)cfg->sampler_kind, slots_max);
+        sr_index_init(&s->index[1], (enum sr_selector)cfg->remover_kind, cfg->remover_exponent, at, slots_max);
+        s->n_indexes = 2;
+        s->remover = 1;
+    }
+    atomic_store_explicit(&s->oldest_seq, UINT64_MAX, memory_order_relaxed);
+    return SR_OK;
+}
+
+static int grow(sr_store *st, sr_stripe *s) {
+    uint64_t have = s->slots_committed / sizeof(sr_slot);
+    if (have >= s->slots_max) return SR_FULL;
+    uint64_t step = have / 8 > GROW_SLOTS_MIN ? sr_align(have / 8, GROW_SLOTS_MIN) : GROW_SLOTS_MIN;
+    uint64_t want = have + step < s->slots_max ? have + step : s->slots_max;
+    uint64_t bytes = sr_align(want * sizeof(sr_slot), SR_PAGE);
+    for (uint32_t i = 0; i < s->n_indexes; i++) {
+        int rc = sr_index_grow(st, &s->index[i], want);
+        if (rc != SR_OK) return rc;
+    }
+    uint64_t more = bytes - s->slots_committed;
+    int rc = sr_commit(st, s->slots_off + s->slots_committed, more, more);
+    if (rc != SR_OK) return rc;
+    s->slots_committed = bytes;
+    return SR_OK;
+}
+
+int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot) {
+    if (s->free_head != SR_NONE) {
+        *slot = s->free_head;
+        s->free_head = sr_slot_at(st, s, *slot)->row_start;
+        return SR_OK;
+    }
+    if ((s->slots_used + 1) * sizeof(sr_slot) > s->slots_committed) {
+        int rc = grow(st, s);
+        if (rc != SR_OK) return rc;
+    }
+    *slot = (uint32_t)s->slots_used++;
+    return SR_OK;
+}
+
+static uint64_t next_key(const sr_store *st, const sr_table *t, const sr_stripe *s, uint32_t slot, uint64_t last) {
+    uint32_t low = t->slot_bits + t->stripe_bits + TABLE_BITS;
+    if (last != 0) {
+        uint64_t key = last + (1ull << low);
+        return key != 0 ? key : key + (1ull << low);
+    }
+    /* The first generation differs from one store to the next, so that keys of a store that is gone miss. */
+    uint64_t seed = st->hdr->generation;
+    uint64_t generation = (sr_splitmix64(&seed) & ((1ull << (63 - low)) - 1)) | 1;
+    return generation << low | (uint64_t)s->table << (t->slot_bits + t->stripe_bits) |
+           (uint64_t)s->number << t->slot_bits | slot;
+}
+
+void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, const sr_item *item, uint64_t now_ns, uint64_t *key) {
+    sr_slot *p = sr_slot_at(st, s, slot);
+    p->key = next_key(st, t, s, slot, p->key);
+    p->row_start = item->row_start;
+    p->row_count = item->row_count;
+    p->priority = item->priority;
+    p->seq = atomic_fetch_add_explicit(&t->next_seq, 1, memory_order_relaxed);
+    p->touch = s->touch_next++;
+    p->inserted_ns = now_ns;
+    p->times_sampled = 0;
+    p->schema = item->schema;
+    sr_ref_retain(st, item->ref);
+    sr_episodes_enter(st, t, s->table, item->ref, item->row_start, item->row_count);
+    for (uint32_t i = 0; i < s->n_indexes; i++) sr_index_insert(st, &s->index[i], slot, p->priority, p->touch);
+    *key = p->key;
+    /* SYNC POINT: the item exists from this store on; everything above is visible to whoever sees it. Before it, a
+     * crash leaves a slot that is not live and a lock whose owner died. */
+    atomic_store_explicit(&p->ref, item->ref, memory_order_release);
+}
+
+int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot) {
+    sr_slot *p = sr_slot_at(st, s, slot);
+    uint64_t ref = atomic_load_explicit(&p->ref, memory_order_relaxed);
+    SR_ASSERT(ref != 0);
+    atomic_store_explicit(&p->ref, 0, memory_order_release);
+    for (uint32_t i = 0; i < s->n_indexes; i++) sr_index_remove(st, &s->index[i], slot);
+    sr_episodes_leave(st, t, s->table, ref, p->row_start, p->row_count, 1);
+    p->row_start = s->free_head;
+    s->free_head = slot;
+    return sr_ref_drop(st, ref);
+}
+
+int sr_stripe_clear(sr_store *st, sr_table *t, sr_stripe *s) {
+    int result = SR_OK;
+    for (uint32_t i = 0; i < s->n_indexes; i++) sr_index_clear(st, &s->index[i]);
+    for (uint32_t slot = 0; slot < s->slots_used; slot++) {
+        sr_slot *p = sr_slot_at(st, s, slot);
+        uint64_t ref = atomic_load_explicit(&p->ref, memory_order_relaxed);
+        if (ref == 0) continue;
+        atomic_store_explicit(&p->ref, 0, memory_order_release);
+        sr_episodes_leave(st, t, s->table, ref, p->row_start, p->row_count, 0);
+        p->row_start = s->free_head;
+        s->free_head = slot;
+        int rc = sr_ref_drop(st, ref);
+        if (rc != SR_OK) result = rc;
+    }
+    sr_stripe_hints(st, s);
+    return result;
+}
+
+void sr_stripe_hints(sr_store *st, sr_stripe *s) {
+    const sr_index *sampler = &s->index[s->sampler];
+    const sr_index *remover = &s->index[s->remover];
+    atomic_store_explicit(&s->size, sampler->count, memory_order_relaxed);
+    sr_store_double(&s->mass_bits, sr_index_mass(st, sampler));
+    if (remover->kind == SR_SEL_PRIORITIZED) sr_store_double(&s->remover_mass_bits, sr_index_mass(st, remover));
+    if (remover->kind == SR_SEL_FIFO || remover->kind == SR_SEL_LIFO) {
+        uint64_t seq = remover->head == SR_NONE ? UINT64_MAX : sr_slot_at(st, s, remover->head)->seq;
+        atomic_store_explicit(&s->oldest_seq, seq, memory_order_relaxed);
+    }
+}
+
+uint32_t sr_stripe_find(const sr_store *st, const sr_table *t, const sr_stripe *s, uint64_t key) {
+    uint32_t slot = sr_key_slot(t, key);
+    if (slot >= s->slots_used) return SR_NONE;
+    const sr_slot *p = sr_slot_at(st, s, slot);
+    return p->key == key && sr_slot_live(p) ? slot : SR_NONE;
+}

@@ -1,0 +1,41 @@
+/* stripe.h: a table's share of slots with its selectors. All calls under the stripe's lock, except where said. */
+#ifndef SR_STRIPE_H
+#define SR_STRIPE_H
+
+#include "internal.h"
+
+/* Address space that one stripe of this table needs, and the most slots it can have. */
+uint64_t sr_stripe_slots_max(const sr_table_config *cfg, uint64_t capacity_bytes);
+uint64_t sr_stripe_region_bytes(const sr_table_config *cfg, uint64_t slots_max);
+int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uint32_t number, uint64_t region, uint64_t slots_max);
+
+static inline sr_slot *sr_slot_at(const sr_store *st, const sr_stripe *s, uint32_t slot) {
+    return (sr_slot *)sr_ptr(st, s->slots_off) + slot;
+}
+static inline int sr_slot_live(const sr_slot *slot) {
+    return atomic_load_explicit(&slot->ref, memory_order_relaxed) != 0;
+}
+
+/* A free slot, with memory for it in every index. SR_OK, SR_FULL, SR_NOSPACE. */
+int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot);
+/* Fill the slot, enter it in the selectors, count its references and publish it. */
+void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, const sr_item *item, uint64_t now_ns, uint64_t *key);
+/* Take the item out and drop its references. Frees what nobody else refers to (arena locks). */
+int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot);
+/* Remove everything, without counting deleted episodes. */
+int sr_stripe_clear(sr_store *st, sr_table *t, sr_stripe *s);
+/* Publish size, masses and oldest item for those that choose a stripe without its lock. */
+void sr_stripe_hints(sr_store *st, sr_stripe *s);
+
+/* key -> slot if the key is live here, else SR_NONE. */
+uint32_t sr_stripe_find(const sr_store *st, const sr_table *t, const sr_stripe *s, uint64_t key);
+
+/* Parts of a key, from the top: generation, table, stripe, slot. */
+static inline uint32_t sr_key_slot(const sr_table *t, uint64_t key) {
+    return (uint32_t)(key & ((1ull << t->slot_bits) - 1));
+}
+static inline uint32_t sr_key_stripe(const sr_table *t, uint64_t key) {
+    return (uint32_t)((key >> t->slot_bits) & ((1ull << t->stripe_bits) - 1));
+}
+
+#endif

@@ -1,0 +1,54 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
+"""The binding of the core: parse, check sizes, one core call without the GIL, raise. See _core/shmreplay.h for the contract."""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_FORMAT,
+    PyBUF_ND,
+    PyBUF_SIMPLE,
+    PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_CheckBuffer,
+    PyObject_GetBuffer,
+)
+from libc.math cimport INFINITY
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+import logging
+from collections import deque
+
+from numpy import ndarray as _ndarray
+
+from shmreplay import errors, limits
+from shmreplay.binding_support import (
+    SELECTOR_CODES,
+    as_array,
+    bad_priority,
+    check_new_structure,
+    table_not_found,
+)
+from shmreplay.errors import ExpiredReferenceError, HistoryIndexError
+from shmreplay.spec import DTYPE_OF_CODE, dtype_code, dtype_name, shape_text
+from shmreplay.tree import flatten, flatten_with_path, is_nested
+
+logger = logging.getLogger("shmreplay")
+
+include "_binding/core.pxi"
+
+cdef double WAIT_LOG_AFTER_S = limits.WAIT_LOG_AFTER_S
+cdef uint64_t BLOCK_BYTES = limits.BLOCK_BYTES
+cdef int64_t BLOCK_ROWS_MAX = limits.BLOCK_ROWS_MAX
+cdef uint64_t BATCH_BLOCK_BYTES = limits.BATCH_BLOCK_BYTES
+cdef uint64_t BATCH_BLOCK_ROWS = limits.BATCH_BLOCK_ROWS
+cdef uint64_t NOGIL_BYTES = limits.NOGIL_BYTES
+
+SESSION_CLIENT = SR_SESSION_CLIENT
+SESSION_WRITER = SR_SESSION_WRITER
+SESSION_SAMPLER = SR_SESSION_SAMPLER
+
+include "_binding/store.pxi"
+include "_binding/memory.pxi"
+include "_binding/session.pxi"
+include "_binding/writer.pxi"

@@ -1,0 +1,85 @@
+"""What the native module asks of Python: conversions and error texts that need no speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shmreplay import errors
+from shmreplay.spec import dtype_code
+from shmreplay.tree import Path, flatten_with_path
+
+SELECTOR_CODES: Final = {
+    "fifo": 1,
+    "lifo": 2,
+    "uniform": 3,
+    "prioritized": 4,
+    "min_heap": 5,
+    "max_heap": 6,
+}
+"""Selector kinds as the core numbers them (enum sr_selector)."""
+
+
+def as_array(leaf: Any, path: Path) -> npt.NDArray[Any]:
+    """Returns the leaf as a C-contiguous array of native byte order, of a type that can be stored.
+
+    Args:
+        leaf: Anything that numpy makes an array of.
+        path: Where it stands in the data, for the message.
+
+    Raises:
+        ArgumentTypeError: Its type cannot be stored (objects, text, dates).
+    """
+    array: npt.NDArray[Any] = np.asarray(leaf)
+    native = array.dtype.newbyteorder("=")
+    dtype_code(native, path)
+    if array.dtype != native:
+        array = array.astype(native)
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def table_not_found(name: object, tables: Mapping[str, int]) -> errors.TableNotFoundError:
+    """The error for a table that is not there; names those that are."""
+    there = ", ".join(repr(t) for t in sorted(tables))
+    return errors.TableNotFoundError(
+        f"Unable to create item in table {name!r} since the table could not be found. "
+        f"Priority table {name} was not found. The server has these tables: {there}."
+    )
+
+
+def bad_priority(table: str, priority: float) -> errors.PriorityError:
+    """The error for a priority that the table does not take."""
+    if priority != priority:
+        why = "Priority must not be NaN."
+    elif priority < 0:
+        why = "Priority must not be negative."
+    else:
+        why = "Priority must be finite, and so must priority ** priority_exponent (at most 1e290)."
+    return errors.PriorityError(
+        f"{why} Table {table!r} was given {priority!r}; nothing was changed."
+    )
+
+
+def check_new_structure(data: Any, columns: Iterable[Any]) -> None:
+    """Refuses data in which a known leaf has become a nest, or a known nest a leaf.
+
+    Args:
+        data: A step's data.
+        columns: Known columns, with their `path`.
+
+    Raises:
+        SignatureError: Names both paths.
+    """
+    known = [c.path for c in columns]
+    given = {path for path, leaf in flatten_with_path(data) if leaf is not None}
+    for old in known:
+        for new in given:
+            shorter, longer = (old, new) if len(old) < len(new) else (new, old)
+            if shorter != longer and longer[: len(shorter)] == shorter:
+                raise errors.SignatureError(
+                    f"column {old} was given before, now {new}: a leaf cannot become a nest or the "
+                    "other way round. Use another name for the new structure."
+                )

@@ -1,0 +1,666 @@
+"""The client: everything that a process does with a store, by table name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmreplay import _native, address, errors, limits, tree
+from shmreplay.batches import SampleOutput, gather, item_arrays, item_views
+from shmreplay.binding_support import as_array, bad_priority
+from shmreplay.connection import Connection
+from shmreplay.replay_sample import ReplaySample, SampleInfo
+from shmreplay.reverb_types import TableInfo
+from shmreplay.sampler import Sampler
+from shmreplay.spec import dtype_code
+from shmreplay.store import Store
+from shmreplay.trajectory_writer import TrajectoryWriter, checked_keep_alive
+
+__all__ = ["Borrowed", "Client"]
+
+
+class Client:
+    """A process's way to the tables of a server on this machine.
+
+    Cheap to make, safe to share between threads, picklable by address. After a fork it attaches
+    anew by itself in the child.
+    """
+
+    def __init__(self, server_address: str) -> None:
+        """Does not connect: the first call does, and waits for a server that is starting.
+
+        Args:
+            server_address: `'localhost:PORT'` as from `Server.port`, or `'shm://NAME'`.
+
+        Raises:
+            ArgumentTypeError: The address is not a string.
+            InvalidArgumentError: It is not such an address.
+        """
+        address.parse(server_address)
+        self._server_address = server_address
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._stash: dict[int, _native.Batch] = {}
+        self._insert_writers: list[TrajectoryWriter] = []
+
+    @property
+    def server_address(self) -> str:
+        """The address that the client was made with."""
+        return self._server_address
+
+    def __reduce__(self) -> tuple[type[Client], tuple[str]]:
+        """Pickles by address."""
+        return type(self), (self._server_address,)
+
+    def __repr__(self) -> str:
+        """Names the address."""
+        return f"Client, server_address={self._server_address}"
+
+    def _connected(self) -> Connection:
+        connection = self._connection
+        if connection is not None and not connection.store.forked:
+            connection.check_open()
+            return connection
+        return self._connect()
+
+    def _connect(self) -> Connection:
+        if self._connection is not None and self._connection.store.forked:
+            # In a forked child: what was inherited belongs to the parent, the lock included.
+            self._lock = threading.Lock()
+            self._connection = None
+            self._stash = {}
+            self._insert_writers = []
+        with self._lock:
+            if self._closed:
+                raise errors.ServerClosedError("this client is closed; make a new Client")
+            if self._connection is None:
+                name = address.find_store(self._server_address)
+                self._connection = Connection(Store.open(name))
+            return self._connection
+
+    def close(self) -> None:
+        """Leaves the store. Idempotent. Borrowed views stay valid until they are dropped."""
+        with self._lock:
+            self._closed = True
+            connection, self._connection = self._connection, None
+            writers, self._insert_writers = self._insert_writers, []
+            self._stash = {}
+        if connection is not None and not connection.store.forked:
+            for writer in writers:
+                writer.close()
+            connection.close()
+
+    def __enter__(self) -> Client:
+        """Returns the client."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes the client."""
+        self.close()
+
+    # ------------------------------------------------------------------ inserting
+
+    def insert(
+        self, data: Any, priorities: Mapping[str, float], timeout: float | None = None
+    ) -> None:
+        """Inserts one step as an item into each of some tables. The step is stored once.
+
+        Args:
+            data: Nested structure of arrays and scalars. The item's columns get a leading time
+                dimension of 1.
+            priorities: Table name -> priority.
+            timeout: Seconds to wait for the rate limiters; None: for ever.
+
+        Raises:
+            InvalidArgumentError: priorities or data are empty.
+            TableNotFoundError, PriorityError, SignatureError: Nothing was inserted.
+            DeadlineExceededError: A limiter did not let the item in; names the tables that have it.
+            ArenaFullError: No memory.
+        """
+        connection = self._connected()
+        if not isinstance(priorities, Mapping) or not priorities:
+            raise errors.InvalidArgumentError(
+                f"priorities must be a non-empty dict of table name -> priority, got {priorities!r}"
+            )
+        targets = [
+            (connection.number(t), t, self._checked_priority(connection, t, p))
+            for t, p in priorities.items()
+        ]
+        flat = tree.flatten_with_path(data)
+        if not flat:
+            raise errors.InvalidArgumentError(f"data has no leaves: {data!r}")
+        for path, leaf in flat:
+            if leaf is None:
+                raise errors.ArgumentTypeError(f"data at {path} is None; expected an array")
+        writer = self._take_insert_writer(connection, data)
+        done: list[str] = []
+        try:
+            writer.append(data)
+            item = tree.map_structure_with_path(lambda path, _: writer.last_of(path), data)
+            for number, table, _ in targets:
+                writer.check_item(number, table, item)
+            for number, table, priority in targets:
+                describe = connection.describe_wait(number, "insert")
+                writer.insert_now(number, table, priority, item, timeout, describe)
+                done.append(table)
+        except errors.DeadlineExceededError as e:
+            e.add_note(f"inserted into: {done}")
+            raise
+        finally:
+            writer.finish_episode(True)
+            self._insert_writers.append(writer)
+
+    def _take_insert_writer(self, connection: Connection, data: Any) -> TrajectoryWriter:
+        """A writer whose columns fit the data: inserts of other types need another one."""
+        for i, writer in enumerate(self._insert_writers):
+            if writer.accepts(data):
+                try:
+                    return self._insert_writers.pop(i)
+                except IndexError:  # another thread took one
+                    break
+        while len(self._insert_writers) > limits.INSERT_WRITERS_MAX:
+            self._insert_writers.pop(0).close()
+        return TrajectoryWriter(connection, 1)
+
+    def _checked_priority(self, connection: Connection, table: str, priority: Any) -> float:
+        number = connection.number(table)
+        try:
+            value = float(priority)
+        except (TypeError, ValueError):
+            raise errors.ArgumentTypeError(
+                f"the priority for table {table!r} must be a number, got {priority!r}"
+            ) from None
+        self._check_priorities(connection, table, number, np.array([value]))
+        return value
+
+    def _check_priorities(
+        self, connection: Connection, table: str, number: int, values: npt.NDArray[np.float64]
+    ) -> None:
+        session = connection.take_session()
+        bad = session.first_bad_priority(number, values)
+        connection.give_session(session)
+        if bad >= 0:
+            raise bad_priority(table, float(values[bad]))
+
+    def insert_batch(
+        self,
+        table: str,
+        data: Any,
+        priorities: float | npt.ArrayLike = 1.0,
+        timeout: float | None = None,
+    ) -> npt.NDArray[np.uint64]:
+        """Inserts N items at once: row i of every array is item i, without a time dimension.
+
+        The same as N single inserts in order, and many times faster. The whole batch counts as
+        one episode.
+
+        Args:
+            table: Name of the table.
+            data: Nested structure of arrays [N, ...].
+            priorities: One for all, or [N].
+            timeout: Seconds to wait for the rate limiter; None: for ever.
+
+        Returns:
+            Keys, uint64[N]. All items are in the table.
+
+        Raises:
+            SignatureError: Leading axes differ, or data does not fit the table's signature.
+            PriorityError, TableNotFoundError: Nothing was inserted.
+            DeadlineExceededError: Says how many of the first items are in.
+            ArenaFullError: No memory; says how many of the first items are in.
+        """
+        connection = self._connected()
+        number = connection.number(table)
+        columns, n = _batch_columns(data)
+        prio = _batch_priorities(priorities, n)
+        self._check_priorities(connection, table, number, prio)
+        codes = [dtype_code(c.dtype) for c in columns]
+        leaves = [(code, c.shape[1:], True) for code, c in zip(codes, columns, strict=True)]
+        connection.check_signature(number, leaves)
+        schema = connection.intern(data, leaves)
+        keys = np.zeros(n, np.uint64)
+        if n == 0:
+            return keys
+        session = connection.take_session()
+        try:
+            session.insert_batch(
+                number,
+                columns,
+                n,
+                prio,
+                schema,
+                timeout,
+                connection.describe_wait(number, "insert_batch"),
+                connection.next_episode(),
+                keys,
+            )
+        finally:
+            connection.give_session(session)
+        return keys
+
+    def trajectory_writer(
+        self, num_keep_alive_refs: int, *, validate_items: bool = True
+    ) -> TrajectoryWriter:
+        """A writer of steps, and of items that refer to them.
+
+        Args:
+            num_keep_alive_refs: Steps that stay within reach of `history`.
+            validate_items: Check items against the table's signature in `create_item`.
+
+        Raises:
+            InvalidArgumentError: num_keep_alive_refs < 1.
+        """
+        return TrajectoryWriter(
+            self._connected(),
+            checked_keep_alive(num_keep_alive_refs),
+            validate_items=validate_items,
+        )
+
+    # ------------------------------------------------------------------ sampling
+
+    def _draw(
+        self, connection: Connection, number: int, n: int, timeout: float | None
+    ) -> _native.Batch:
+        """n pinned items; the batch owns a session, which goes back by `_finish`."""
+        partial = self._stash.pop(number, None)
+        if partial is not None and len(partial) > n:
+            self._stash[number] = partial
+            partial = None
+        session = connection.take_session() if partial is None else partial.owner
+        describe = connection.describe_wait(number, "sampling")
+        try:
+            return session.sample(number, n, timeout, describe, partial)
+        except BaseException:
+            begun, session.interrupted = session.interrupted, None
+            if begun is not None and len(begun) > 0:
+                self._keep(connection, number, begun)
+            else:
+                connection.give_session(session)
+            raise
+
+    def _keep(self, connection: Connection, number: int, batch: _native.Batch) -> None:
+        """A call that failed after drawing: where sampling consumes, nothing may be lost."""
+        if connection.configs[number].max_times_sampled > 0 and number not in self._stash:
+            self._stash[number] = batch
+        else:
+            self._finish(connection, batch)
+
+    def _finish(self, connection: Connection, batch: _native.Batch) -> None:
+        batch.release()
+        connection.give_session(batch.owner)
+
+    def sample(
+        self,
+        table: str,
+        num_samples: int = 1,
+        *,
+        emit_timesteps: bool = True,
+        unpack_as_table_signature: bool = False,
+        timeout: float | None = None,
+    ) -> Iterator[Any]:
+        """Samples items one by one. Nothing is drawn before the consumer asks for it.
+
+        Args:
+            table: Name of the table.
+            num_samples: How many; -1 yields nothing.
+            emit_timesteps: Yield each item as a list of one `ReplaySample` a step, else as one
+                `ReplaySample` with whole columns.
+            unpack_as_table_signature: Give data in the structure of the table's signature, else as
+                a flat list.
+            timeout: Seconds to wait for each item; None: for ever.
+
+        Yields:
+            Lists of ReplaySample, or ReplaySample. Arrays are copies, the caller's own.
+
+        Raises:
+            TableNotFoundError: At the call.
+            InvalidArgumentError: num_samples is 0 or below -1; the columns of an item differ in
+                length and emit_timesteps is on.
+            DeadlineExceededError: No item within the timeout.
+        """
+        n = limits.checked_int("num_samples", num_samples)
+        if n == 0 or n < -1:
+            raise errors.InvalidArgumentError(
+                f"num_samples must be at least 1 (or -1, which yields nothing), got {n}"
+            )
+        connection = self._connected()
+        number = connection.number(table)
+        output = SampleOutput(
+            connection.configs[number].signature() if unpack_as_table_signature else None,
+            emit_timesteps,
+        )
+        return self._samples(number, max(n, 0), output, timeout)
+
+    def _samples(
+        self, number: int, n: int, output: SampleOutput, timeout: float | None
+    ) -> Iterator[Any]:
+        for _ in range(n):
+            connection = self._connected()
+            batch = self._draw(connection, number, 1, timeout)
+            try:
+                info = SampleInfo(*batch.info_of(0))
+                result = output.make(info, item_arrays(connection, batch, 0))
+            except BaseException:
+                self._keep(connection, number, batch)
+                raise
+            self._finish(connection, batch)
+            yield result
+
+    def sample_batch(
+        self,
+        table: str,
+        batch_size: int,
+        timeout: float | None = None,
+        out: Any = None,
+    ) -> ReplaySample:
+        """Samples a batch as stacked arrays.
+
+        Args:
+            table: Name of the table.
+            batch_size: Items, B.
+            timeout: Seconds to wait; None: for ever; 0: do not wait. If some items but not all
+                were drawn when the time is over, the batch is short.
+            out: Structure of arrays [B, ...] to fill instead of new ones.
+
+        Returns:
+            ReplaySample of `info` with arrays (key uint64[B], probability float64[B], table_size
+            int64[B], priority float64[B], times_sampled int32[B]) and `data` with arrays [B, ...]
+            (squeezed columns) or [B, T, ...] in the structure that the items were created with.
+
+        Raises:
+            InvalidArgumentError: batch_size is out of range; items differ in structure or length
+                (sample those with `sample` or `borrow`); out does not fit.
+            TableNotFoundError: There is no such table.
+            DeadlineExceededError: Nothing was drawn within the timeout.
+        """
+        n = checked_batch_size(batch_size)
+        connection = self._connected()
+        number = connection.number(table)
+        batch = self._draw(connection, number, n, timeout)
+        try:
+            result = gather(connection, batch, out)
+        except BaseException:
+            self._keep(connection, number, batch)
+            raise
+        self._finish(connection, batch)
+        return result
+
+    def borrow(self, table: str, n: int = 1, timeout: float | None = None) -> Borrowed:
+        """Samples n items without copying: a context manager that gives read-only views.
+
+        The items stay pinned until the block ends and the last view of them is gone, so a view
+        that outlives the block stays valid, and delays the reuse of its memory.
+
+        Args:
+            table: Name of the table.
+            n: Items.
+            timeout: Seconds to wait; None: for ever.
+
+        Returns:
+            Context manager whose value is a list of n `ReplaySample`, info of scalars, data in the
+            structure that the item was created with. A column whose steps do not lie together
+            (strided, or over several blocks) is a read-only copy.
+
+        Raises:
+            InvalidArgumentError: n is out of range.
+            TableNotFoundError: There is no such table.
+        """
+        count = checked_batch_size(n)
+        connection = self._connected()
+        number = connection.number(table)
+
+        def draw() -> _native.Batch:
+            return self._draw(connection, number, count, timeout)
+
+        return Borrowed(connection, draw)
+
+    def sampler(
+        self, table: str, batch_size: int, prefetch: int = 2, timeout: float | None = None
+    ) -> Sampler:
+        """An iterator of batches, gathered ahead by a thread.
+
+        Args:
+            table: Name of the table.
+            batch_size: Items in a batch.
+            prefetch: Batches gathered ahead, exactly; 0: none, each is drawn when asked for.
+            timeout: Seconds to wait for a batch; on expiry the iterator raises.
+
+        Raises:
+            InvalidArgumentError: A number is out of range.
+            TableNotFoundError: There is no such table.
+        """
+        n = checked_batch_size(batch_size)
+        self._connected().number(table)
+        return Sampler(lambda wait: self.sample_batch(table, n, wait), prefetch, timeout)
+
+    # ------------------------------------------------------------------ changing by key
+
+    def update_priorities(
+        self, table: str, keys: npt.ArrayLike, priorities: npt.ArrayLike
+    ) -> int:
+        """Sets new priorities. Keys that are not there any more are skipped.
+
+        Args:
+            table: Name of the table.
+            keys: uint64[N], as in `info.key`.
+            priorities: float[N], or one for all.
+
+        Returns:
+            Number of keys that were found.
+
+        Raises:
+            ArgumentTypeError: Keys are not integers.
+            PriorityError: A priority is bad. Nothing was changed.
+        """
+        connection = self._connected()
+        number = connection.number(table)
+        key_array = checked_keys(keys)
+        values = _batch_priorities(priorities, len(key_array))
+        self._check_priorities(connection, table, number, values)
+        session = connection.take_session()
+        try:
+            return session.update(number, key_array, values)
+        finally:
+            connection.give_session(session)
+
+    def mutate_priorities(
+        self,
+        table: str,
+        updates: Mapping[int, float] | None = None,
+        deletes: Sequence[int] | None = None,
+    ) -> None:
+        """Deletes items, then updates priorities (Reverb's order). Unknown keys are skipped.
+
+        Args:
+            table: Name of the table.
+            updates: Key -> new priority.
+            deletes: Keys.
+
+        Raises:
+            ArgumentTypeError: A key is not a non-negative integer, or deletes is a set.
+            PriorityError: A priority is bad. Nothing was changed.
+        """
+        connection = self._connected()
+        number = connection.number(table)
+        if isinstance(deletes, set | frozenset):
+            raise errors.ArgumentTypeError(f"deletes must be a list of keys, got {deletes!r}")
+        gone = checked_keys([] if deletes is None else deletes)
+        if updates is not None and not isinstance(updates, Mapping):
+            raise errors.ArgumentTypeError(f"updates must be a dict, got {updates!r}")
+        items = {} if updates is None else updates
+        keys = checked_keys(list(items.keys()))
+        values = _batch_priorities(list(items.values()), len(keys))
+        self._check_priorities(connection, table, number, values)
+        session = connection.take_session()
+        try:
+            if len(gone) > 0:
+                session.delete(number, gone)
+            if len(keys) > 0:
+                session.update(number, keys, values)
+        finally:
+            connection.give_session(session)
+
+    def reset(self, table: str) -> None:
+        """Empties the table and zeroes its counters; inserts that wait go on.
+
+        Raises:
+            TableNotFoundError: There is no such table.
+        """
+        connection = self._connected()
+        number = connection.number(table)
+        session = connection.take_session()
+        try:
+            session.reset(number)
+        finally:
+            connection.give_session(session)
+
+    # ------------------------------------------------------------------ looking
+
+    def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
+        """Settings and counters of every table.
+
+        Args:
+            timeout: Accepted for Reverb's sake; a local answer does not wait.
+        """
+        connection = self._connected()
+        return {name: connection.info(number) for name, number in connection.tables.items()}
+
+    def stats(self) -> dict[str, float]:
+        """Counters of the store and of each table: a flat dict of numbers, units in the names."""
+        return self._connected().stats()
+
+    def check(self, table: str | None = None) -> None:
+        """Walks all invariants of one table, or of the whole store.
+
+        Raises:
+            TableCorruptedError: One does not hold; says which.
+        """
+        connection = self._connected()
+        connection.native.check(None if table is None else connection.number(table))
+
+
+class Borrowed:
+    """Context manager of `Client.borrow`."""
+
+    def __init__(self, connection: Connection, draw: Callable[[], _native.Batch]) -> None:
+        """See `Client.borrow`."""
+        self._connection = connection
+        self._draw = draw
+        self._batch: _native.Batch | None = None
+
+    def __enter__(self) -> list[ReplaySample]:
+        """Draws and pins the items."""
+        batch = self._draw()
+        # From here on the pins go, and the session comes back, when the last view is gone.
+        batch.lend(self._connection.idle)
+        self._batch = batch
+        return [
+            ReplaySample(SampleInfo(*batch.info_of(i)), item_views(self._connection, batch, i))
+            for i in range(len(batch))
+        ]
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Lets go: the pins end with the last view."""
+        self._batch = None
+
+
+def checked_batch_size(value: Any) -> int:
+    """A number of items to sample.
+
+    Raises:
+        InvalidArgumentError: It is out of range.
+        ArgumentTypeError: It is not an integer.
+    """
+    n = limits.checked_int("batch_size", value)
+    if not 1 <= n <= limits.MAX_BATCH:
+        raise errors.InvalidArgumentError(
+            f"batch_size must be in [1, {limits.MAX_BATCH}], got {n}"
+        )
+    return n
+
+
+def checked_keys(keys: Any) -> npt.NDArray[np.uint64]:
+    """Keys as uint64[N], C-contiguous.
+
+    Raises:
+        ArgumentTypeError: They are not non-negative integers.
+        InvalidArgumentError: They are not one-dimensional.
+    """
+    array = np.asarray(keys)
+    if array.size == 0:
+        return np.zeros(0, np.uint64)
+    if array.dtype == object and all(isinstance(k, int | np.integer) for k in keys):
+        array = np.array([_checked_key(k) for k in keys], np.uint64)
+    if array.dtype.kind not in "ui":
+        raise errors.ArgumentTypeError(
+            f"keys must be integers (info.key, uint64), got dtype {array.dtype}: {keys!r:.80}"
+        )
+    if array.ndim != 1:
+        raise errors.InvalidArgumentError(f"keys must have shape [N], got {list(array.shape)}")
+    if array.dtype.kind == "i" and int(array.min()) < 0:
+        raise errors.ArgumentTypeError(
+            f"keys must not be negative, got {int(array.min())}; take them from info.key"
+        )
+    return np.ascontiguousarray(array, np.uint64)
+
+
+def _checked_key(key: Any) -> int:
+    if not 0 <= int(key) < 1 << 64:
+        raise errors.ArgumentTypeError(f"a key is an integer in [0, 2**64), got {key!r}")
+    return int(key)
+
+
+def _batch_priorities(priorities: Any, n: int) -> npt.NDArray[np.float64]:
+    try:
+        values = np.asarray(priorities, np.float64)
+    except (TypeError, ValueError):
+        raise errors.ArgumentTypeError(
+            f"priorities must be numbers, got {priorities!r:.80}"
+        ) from None
+    if values.ndim == 0:
+        values = np.full(n, float(values))
+    if values.shape != (n,):
+        raise errors.InvalidArgumentError(
+            f"priorities must be one number or have shape [{n}], got {list(values.shape)}"
+        )
+    return np.ascontiguousarray(values)
+
+
+def _batch_columns(data: Any) -> tuple[list[npt.NDArray[Any]], int]:
+    flat = tree.flatten_with_path(data)
+    if not flat:
+        raise errors.InvalidArgumentError(f"data has no leaves: {data!r}")
+    if len(flat) > limits.MAX_COLUMNS:
+        raise errors.SignatureError(
+            f"data has {len(flat)} leaves; at most {limits.MAX_COLUMNS} columns make an item"
+        )
+    columns = []
+    for path, leaf in flat:
+        if leaf is None:
+            raise errors.ArgumentTypeError(f"data at {path} is None; expected an array")
+        columns.append(as_array(leaf, path))
+    for (path, _), column in zip(flat, columns, strict=True):
+        if column.ndim == 0:
+            raise errors.SignatureError(f"data at {path} is a scalar; expected an array [N, ...]")
+        if len(column) != len(columns[0]):
+            raise errors.SignatureError(
+                f"data at {path} has {len(column)} rows, but {flat[0][0]} has {len(columns[0])}; "
+                "every array must have the same leading axis N"
+            )
+    return columns, len(columns[0])

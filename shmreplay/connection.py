@@ -1,0 +1,169 @@
+"""One process's connection to one store: tables by name, sessions at rest, schemas read.
+
+What server, clients, writers and samplers of a process have in common. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shmreplay import _native, errors, item_schema, reverb_types
+from shmreplay.item_schema import ItemSchema, Leaf
+from shmreplay.store import Store
+from shmreplay.table import TableConfig
+
+
+class Connection:
+    """A hold on a `Store` and what is known about it. Closed once; forked copies refuse to work."""
+
+    def __init__(self, store: Store) -> None:
+        """Takes over one reference to the store."""
+        self.store = store
+        self.native = store.native
+        self.configs: list[TableConfig] = list(store.tables)
+        self.tables: dict[str, int] = {c.name: i for i, c in enumerate(self.configs)}
+        self.episode_base = secrets.randbits(62)
+        self._idle: list[_native.Session] = []
+        self._schemas: dict[int, ItemSchema] = {}
+        self._checks: dict[int, Callable[[Sequence[Leaf]], list[int | None] | None] | None] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # ------------------------------------------------------------------ sessions
+
+    def take_session(self) -> _native.Session:
+        """A session for one operation; give it back with `give_session`."""
+        self.check_open()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _native.Session(self.native, _native.SESSION_CLIENT)
+
+    def give_session(self, session: _native.Session) -> None:
+        """Returns a session that holds nothing."""
+        self._idle.append(session)
+
+    @property
+    def idle(self) -> list[_native.Session]:
+        """Sessions at rest; a batch that is lent appends its session here when it ends."""
+        return self._idle
+
+    def check_open(self) -> None:
+        """Raises where this connection cannot be used: closed, forked, or the server is gone."""
+        self.store.check_fork()
+        if self._closed:
+            raise errors.ServerClosedError(
+                "this client is closed; make a new Client to go on working with the store"
+            )
+
+    def close(self) -> None:
+        """Gives sessions and store back. Idempotent. What is borrowed stays valid."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+        self.store.release()
+
+    def next_episode(self) -> int:
+        """Number of a new episode."""
+        with self._lock:
+            self.episode_base += 1 << 32
+            return self.episode_base
+
+    # ------------------------------------------------------------------ tables
+
+    def number(self, table: str) -> int:
+        """Number of the table of this name.
+
+        Raises:
+            TableNotFoundError: There is none; names those that there are.
+            ArgumentTypeError: The name is not a string.
+        """
+        number = self.tables.get(table) if isinstance(table, str) else None
+        if number is None:
+            raise self.not_found(table)
+        return number
+
+    def not_found(self, table: object) -> errors.ReverbError:
+        """The error for a table that is not there."""
+        there = ", ".join(repr(t) for t in sorted(self.tables))
+        if not isinstance(table, str):
+            return errors.ArgumentTypeError(
+                f"a table is named by a str, got {type(table).__name__}: {table!r}. "
+                f"The server has these tables: {there}."
+            )
+        return errors.TableNotFoundError(
+            f"Priority table {table} was not found. The server has these tables: {there}."
+        )
+
+    def info(self, number: int) -> reverb_types.TableInfo:
+        """Settings and counters of a table at this moment."""
+        i = self.native.table_info(number)
+        return self.configs[number].info(
+            reverb_types.TableCounts(
+                inserts=i["inserts"],
+                samples=i["samples"],
+                current_size=i["size"],
+                num_episodes=i["num_episodes"],
+                num_deleted_episodes=i["num_deleted_episodes"],
+                num_unique_samples=i["num_unique_samples"],
+            )
+        )
+
+    def describe_wait(self, number: int, what: str) -> Callable[[], str]:
+        """A function that says what a call waits for, with table, limiter and counts."""
+
+        def describe() -> str:
+            c = self.configs[number]
+            i = self.native.table_info(number)
+            diff = i["inserts"] * c.samples_per_insert - i["samples"]
+            return (
+                f"{what} on table {c.name!r} is held back by its rate limiter: "
+                f"samples_per_insert={c.samples_per_insert:g}, "
+                f"min_size_to_sample={c.min_size_to_sample}, min_diff={c.min_diff:g}, "
+                f"max_diff={c.max_diff:g}; now size={i['size']}, inserts={i['inserts']}, "
+                f"samples={i['samples']}, deletes={i['deletes']}, inserts * samples_per_insert "
+                f"- samples = {diff:g}; {self.native.stats()['participants']} processes attached"
+            )
+
+        return describe
+
+    # ------------------------------------------------------------------ schemas
+
+    def schema(self, number: int) -> ItemSchema:
+        """The item structure of this number."""
+        found = self._schemas.get(number)
+        if found is None:
+            found = item_schema.decode(self.native.schema_text(number))
+            self._schemas[number] = found
+        return found
+
+    def intern(self, structure: Any, leaves: Sequence[Leaf]) -> int:
+        """Number of an item structure, recorded in the store if it is new."""
+        return self.native.schema_intern(item_schema.encode(structure, leaves))
+
+    def check_signature(self, number: int, leaves: Sequence[Leaf]) -> list[int | None] | None:
+        """Checks an item's columns against the table's signature, if it has one."""
+        if number not in self._checks:
+            config = self.configs[number]
+            signature = config.signature()
+            self._checks[number] = (
+                None
+                if signature is None
+                else item_schema.make_signature_check(config.name, signature)
+            )
+        check = self._checks[number]
+        return None if check is None else check(leaves)
+
+    def stats(self) -> dict[str, float]:
+        """Counters of the store and of each table: a flat dict of numbers, units in the names."""
+        out: dict[str, float] = dict(self.native.stats())
+        for name, number in self.tables.items():
+            for key, value in self.native.table_info(number).items():
+                out[f"{name}/{key}"] = value
+        return out

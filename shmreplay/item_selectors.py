@@ -1,0 +1,16 @@
+"""The selectors under the module name that Reverb gives them; see ``selectors``."""
+
+from __future__ import annotations
+
+from shmreplay.selectors import (
+    Fifo,
+    Heap,
+    Lifo,
+    MaxHeap,
+    MinHeap,
+    Prioritized,
+    Selector,
+    Uniform,
+)
+
+__all__ = ["Fifo", "Heap", "Lifo", "MaxHeap", "MinHeap", "Prioritized", "Selector", "Uniform"]

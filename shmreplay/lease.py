@@ -1,0 +1,277 @@
+"""The lease of a store: the kernel's proof of which of its participants live.
+
+The lease of store ``name`` is ``/shmreplay.<uid>.<name>.lease``, a file without data. A participant
+holds a POSIX record lock on its byte of it. The kernel frees that lock however the process dies; it
+is not inherited over fork, and neither a reused process id nor a zombie can be mistaken for its
+holder.
+
+Such a lock has one trap: it is gone as soon as its process closes *any* descriptor of the file.
+So a process opens a lease once, never maps or duplicates it, and never opens one that it holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+import posix_ipc
+
+from shmreplay import segment
+from shmreplay._native import Store as NativeStore
+from shmreplay.errors import ArenaFullError, StoreExistsError, StoreNotFoundError
+
+__all__ = ["Lease", "close_inherited", "exists", "identity", "join", "lock_new", "open_living"]
+
+# struct flock of 64-bit Linux: type, whence, start, length, pid.
+_FLOCK: Final = struct.Struct("@hhqqi0q")
+# No participant has this byte: it is locked only as part of a lock on the whole file.
+_BEYOND_ALL: Final = 1 << 40
+
+# The leases that this process has open, in order never to open one twice: (device, inode) to
+# descriptor.
+_held: dict[tuple[int, int], int] = {}
+
+
+def identity() -> tuple[int, int, int]:
+    """Returns this process's id, start time in clock ticks since boot, and pid namespace.
+
+    They are for people to read: who lives is decided by the lease. So where /proc is not mounted
+    the last two are 0.
+    """
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            after_command = file.read().rpartition(")")[2].split()
+        return os.getpid(), int(after_command[19]), os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return os.getpid(), 0, 0
+
+
+class Lease:
+    """The open lease of one store. Not thread-safe; the callers hold a lock of their own."""
+
+    def __init__(self, name: str, fd: int) -> None:
+        """Takes over ``fd``; use ``open``."""
+        status = os.fstat(fd)
+        self._name = name
+        self._fd = fd
+        self._inode = (status.st_dev, status.st_ino)
+        _held[self._inode] = fd
+
+    @classmethod
+    def open(cls, store_name: str, *, create: bool = False) -> Lease:
+        """Opens the lease of a store, or creates it.
+
+        Raises:
+            FileNotFoundError: There is none, and it should not be created.
+            StoreExistsError: This process has it open already.
+            StorePermissionError: It is not a file that only this user can have written.
+        """
+        name = segment.segment_name(store_name) + segment.LEASE_SUFFIX
+        try:
+            found = os.lstat(segment.path_of(name))
+            if (found.st_dev, found.st_ino) in _held:
+                raise StoreExistsError(
+                    f"Got the store name {store_name!r}, to which this process (pid"
+                    f" {os.getpid()}) is still attached although its segment was removed. Close"
+                    " that store's server and clients first, or use another name."
+                )
+        except FileNotFoundError:
+            if not create:
+                raise
+        fd = segment.open_shared(name, posix_ipc.O_CREAT if create else 0)
+        try:
+            segment.check_owner(name, os.fstat(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(name, fd)
+
+    def is_current(self) -> bool:
+        """Returns whether the lease's name still names this file."""
+        return segment.is_current(self._fd, self._name)
+
+    def try_lock(self, number: int) -> bool:
+        """Locks a participant's byte; False if another process has it."""
+        return self._try_lock(number, 1)
+
+    def try_lock_all(self) -> bool:
+        """Locks every byte: afterwards nobody is attached and nobody can join."""
+        return self._try_lock(0, 0)
+
+    def _try_lock(self, start: int, length: int) -> bool:
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: both mean "taken"
+            return False
+        return True
+
+    def unlock(self, number: int) -> None:
+        """Gives a participant's byte back."""
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, number)
+
+    def unlock_all_but_first(self) -> None:
+        """Lets others join: keeps only byte 0 of what ``try_lock_all`` took."""
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 0, 1)
+
+    def holder(self, number: int) -> int | None:
+        """Returns the process id of the *other* process that holds a byte, None if none does.
+
+        The id is 0 where the process lives in a pid namespace that cannot be seen from here.
+        """
+        return self._holder(number, 1)
+
+    def is_anybody_there(self) -> bool:
+        """Returns whether any other process holds any byte."""
+        return self._holder(0, 0) is not None
+
+    def is_locked_whole(self) -> bool:
+        """Returns whether another process is creating the store just now."""
+        return self._holder(_BEYOND_ALL, 1) is not None
+
+    def holders(self) -> list[str]:
+        """Returns role and process id of each other process that holds a byte, for messages."""
+        pids = [self.holder(number) for number in range(segment.MAX_PARTICIPANTS)]
+        # A process that is creating the store holds all bytes.
+        clients = {pid for pid in pids[1:] if pid is not None and pid != pids[0]}
+        server = [] if pids[0] is None else [("server", pids[0])]
+        return [
+            f"{role} {pid}" if pid else f"{role} in another pid namespace"
+            for role, pid in [*server, *(("client", pid) for pid in sorted(clients))]
+        ]
+
+    def _holder(self, start: int, length: int) -> int | None:
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, request))
+        return None if kind == fcntl.F_UNLCK else max(int(pid), 0)
+
+    def remove(self) -> None:
+        """Removes the lease's name if it still names this file."""
+        if self.is_current():
+            segment.remove(self._name)
+
+    def close(self) -> None:
+        """Closes the file, which gives up every byte that this process holds."""
+        del _held[self._inode]
+        os.close(self._fd)
+
+
+# --- creating and joining -----------------------------------------------------------------------
+
+
+def lock_new(store_name: str, undo: ExitStack) -> Lease:
+    """Opens or creates a lease and locks all of it, so that nobody lives and nobody can join.
+
+    Args:
+        store_name: Of the store.
+        undo: Gets what removes the lease again.
+
+    Raises:
+        StoreExistsError: Some participant lives.
+        StorePermissionError: The lease's name is taken by a file that is not ours.
+    """
+    while True:
+        held = Lease.open(store_name, create=True)
+        locked = held.try_lock_all()
+        # Its owner may have removed the file between our opening and locking it.
+        if locked and held.is_current():
+            undo.callback(held.close)
+            undo.callback(held.remove)
+            return held
+        taken = held.is_current()
+        holders = held.holders()
+        held.close()
+        if taken:
+            raise exists(store_name, holders)
+
+
+def exists(store_name: str, holders: Sequence[str]) -> StoreExistsError:
+    """The error for the name of a store that living processes use."""
+    who = ", ".join(holders) or "one that has just ended"
+    return StoreExistsError(
+        f"Got the store name {store_name!r}, which is in use by living processes ({who}); expected"
+        " one that nobody is attached to. Stop those processes, use another name, or make a"
+        f" Client('shm://{store_name}') to use that store."
+    )
+
+
+def open_living(store_name: str, undo: ExitStack) -> Lease:
+    """Opens the lease of a store that a living process is attached to.
+
+    Args:
+        store_name: Of the store.
+        undo: Gets what closes the lease again.
+
+    Raises:
+        StoreNotFoundError: There is no lease, or no other process has a byte of it.
+        StoreExistsError: This process has it open already.
+        StorePermissionError: It is not a file that only this user can have written.
+    """
+    try:
+        held = Lease.open(store_name)
+    except FileNotFoundError as error:
+        raise _not_found(store_name, "there is none") from error
+    undo.callback(held.close)
+    if not held.is_anybody_there():
+        raise _not_found(store_name, "all processes that used it have died")
+    return held
+
+
+def _not_found(store_name: str, why: str) -> StoreNotFoundError:
+    names = segment.store_names()
+    listed = ", ".join(repr(other) for other in names) if names else "none"
+    return StoreNotFoundError(
+        f"Got the store name {store_name!r}, but {why}; expected a store of user {os.geteuid()}"
+        f" that a living process is attached to. {segment.DIRECTORY} has: {listed}. Start its"
+        " server, or use the name of another."
+    )
+
+
+def join(store_name: str, native: NativeStore, held: Lease, role: str) -> int | None:
+    """Locks the first free byte and takes the participant entry that belongs to it.
+
+    Args:
+        store_name: Of the store, for the message.
+        native: The store.
+        held: Its lease.
+        role: What this process is, for people.
+
+    Returns:
+        The number; None if the store is just being replaced, so that the caller should look anew.
+
+    Raises:
+        ArenaFullError: All entries are in use.
+        TableCorruptedError: What a dead participant held is damaged.
+    """
+    who = identity()
+    for number in range(1, native.n_participants):
+        if not held.try_lock(number):
+            continue
+        if native.participant_set(number, *who, role):
+            return number
+        # An entry in use under a free byte is one whose owner died.
+        native.participant_reclaim(number)
+        if native.participant_set(number, *who, role):
+            return number
+        held.unlock(number)  # it died in mid-operation: its entry waits for a repair
+    if held.is_locked_whole():
+        return None
+    raise ArenaFullError(
+        f"Got store {store_name!r} with all of its {native.n_participants - 1} places for processes"
+        " taken; expected a free one. Stop a process that uses it, or give the server more"
+        f" capacity: there is a place for each {segment.BYTES_A_PARTICIPANT} bytes, but at least"
+        f" {segment.MIN_PARTICIPANTS} and at most {segment.MAX_PARTICIPANTS}."
+    )
+
+
+def close_inherited() -> None:
+    """Closes, in a forked child, the leases that its parent had open; the parent keeps its locks.
+
+    The child owns no lock yet, so there is none that it could lose by this.
+    """
+    for fd in _held.values():
+        os.close(fd)
+    _held.clear()

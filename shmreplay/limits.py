@@ -1,0 +1,124 @@
+"""Every bound of the package, each with its reason.
+
+A bound is fixed when a store is created, or at the call that would pass it; nothing grows without
+one. The C core holds its own copy of those that shape shared memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Final
+
+from shmreplay.errors import ArgumentTypeError
+
+# --- Structure of a store ---------------------------------------------------------------------
+
+MAX_TABLES: Final = 64
+"""Tables in one store: their headers lie in a fixed directory that every call scans by name."""
+
+MAX_STRIPES: Final = 64
+"""Stripes in one table: a batch takes each stripe's lock once, so more would cost every sampler."""
+
+DEFAULT_MAX_STRIPES: Final = 16
+"""Stripes that a table gets by default, at most: beyond that, writers rarely meet on a lock."""
+
+MAX_TABLE_SIZE: Final = 2**31 - 1
+"""Items in one table: Reverb's bound, and slot numbers take 31 bits of a key."""
+
+MAX_TIMES_SAMPLED: Final = 2**31 - 1
+"""Samples of one item: ``times_sampled`` is an int32, as in Reverb."""
+
+MAX_SEED: Final = 2**64 - 1
+"""Seeds are stored as 64 bits without sign."""
+
+MAX_TABLE_NAME_BYTES: Final = 63
+"""UTF-8 bytes of a table's name: with its closing zero it fills one 64-byte cache line."""
+
+MAX_STORE_NAME_BYTES: Final = 100
+"""UTF-8 bytes of a store's name: leaves room for prefix and suffix under NAME_MAX (255)."""
+
+# --- Shape of data ----------------------------------------------------------------------------
+
+MAX_COLUMNS: Final = 256
+"""Leaves in one step or trajectory: each costs a fixed descriptor in every block and item."""
+
+MAX_DIMS: Final = 8
+"""Dimensions of one step's value in a column: column descriptors hold a fixed number."""
+
+MAX_SPEC_DIMS: Final = MAX_DIMS + 1
+"""Dimensions of a signature's leaf: those of a step's value and the leading time dimension."""
+
+MAX_VALUE_BYTES: Final = 2**47
+"""Bytes of one leaf: the user's share of the x86-64 address space, so that no product wraps."""
+
+MAX_NESTING: Final = 32
+"""Containers within containers: data that contains itself ends here and not in a crash."""
+
+MAX_SIGNATURE_JSON_BYTES: Final = 2**16
+"""Bytes of a signature as JSON: 256 for each of 256 columns; it is stored with the table."""
+
+MAX_CONFIG_JSON_BYTES: Final = 2 * MAX_SIGNATURE_JSON_BYTES + 2**12
+"""Bytes of a table's configuration as JSON: a signature, quoted once more, and a few numbers."""
+
+BLOCK_BYTES: Final = 64 * 2**10
+"""Bytes of a writer's block, about: it stays whole while one item refers to any of its steps."""
+
+BLOCK_ROWS_MAX: Final = 1024
+"""Steps of a writer's block: small steps would otherwise make blocks that live for very long."""
+
+BATCH_BLOCK_BYTES: Final = 256 * 2**10
+"""Bytes of a block of ``insert_batch``, about: large copies run at memory speed from here on."""
+
+BATCH_BLOCK_ROWS: Final = 4096
+"""Rows of a block of ``insert_batch``, for the same reason as BLOCK_ROWS_MAX."""
+
+NOGIL_BYTES: Final = 16 * 2**10
+"""Bytes of a step from which on it is copied without the GIL: below, letting go costs more."""
+
+MAX_KEEP_ALIVE_REFS: Final = 2**24
+"""Steps that a writer keeps within reach: its history has an entry of 40 bytes for each."""
+
+MAX_BATCH: Final = 2**20
+"""Items in one batch: more is better drawn in several."""
+
+MAX_PREFETCH: Final = 64
+"""Batches gathered ahead by a sampler: each takes the memory of a whole batch."""
+
+INSERT_WRITERS_MAX: Final = 8
+"""Writers that a client keeps for ``insert``: one for each type of data and thread at work."""
+
+SWEEP_EVERY_S: Final = 1.0
+"""Seconds between two looks of the server for participants that died."""
+
+# --- Waiting ----------------------------------------------------------------------------------
+
+WRITER_WINDOW_ITEMS: Final = 128
+"""Items that one writer holds back for the rate limiter before ``create_item`` itself waits."""
+
+WAIT_SLICE_MS: Final = 100
+"""Milliseconds of one slice of waiting: after it signals, deadline and dead owners are checked."""
+
+WAIT_LOG_AFTER_S: Final = 5.0
+"""Seconds of waiting for room in a writer's window after which the log says why."""
+
+
+def checked_int(name: str, value: Any) -> int:
+    """Returns ``value`` as an int; numpy integers are fine, bools and floats are not.
+
+    Args:
+        name: Of the argument, for the message.
+        value: Anything.
+
+    Raises:
+        ArgumentTypeError: It is not an integer.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentTypeError(
+            f"Got {name} {value!r} of type {type(value).__name__}; expected an int."
+        )
+    try:
+        return operator.index(value)
+    except TypeError as error:  # an array of several numbers, or of floats
+        raise ArgumentTypeError(
+            f"Got {name} {value!r} of type {type(value).__name__}; expected a single int."
+        ) from error

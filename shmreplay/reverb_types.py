@@ -1,0 +1,176 @@
+"""What a table tells about itself.
+
+In Reverb the parts of ``TableInfo`` are protocol buffers. Here they are plain values that answer
+the same attributes, ``HasField`` and ``WhichOneof``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from shmreplay import selectors
+
+__all__ = [
+    "HeapOptions",
+    "KeyDistributionOptions",
+    "PrioritizedOptions",
+    "RateLimiterCallStats",
+    "RateLimiterInfo",
+    "TableCounts",
+    "TableInfo",
+    "TableWorkerTime",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class PrioritizedOptions:
+    """The settings of a prioritized selector."""
+
+    priority_exponent: float = 0.0
+    """The exponent that makes weights of priorities."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeapOptions:
+    """The settings of a heap selector."""
+
+    min_heap: bool = False
+    """True for the lowest priority first, False for the highest."""
+
+
+_DISTRIBUTIONS = ("fifo", "lifo", "uniform", "prioritized", "heap")
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyDistributionOptions:
+    """How a selector selects. The options of the kinds that it is not have default values."""
+
+    kind: str
+    """One of ``selectors.KINDS``."""
+
+    priority_exponent: float = 0.0
+    """The exponent of a prioritized selector, else 0.0."""
+
+    @property
+    def fifo(self) -> bool:
+        """Whether it selects the item inserted first."""
+        return self.kind == "fifo"
+
+    @property
+    def lifo(self) -> bool:
+        """Whether it selects the item inserted last."""
+        return self.kind == "lifo"
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all items are equally likely."""
+        return self.kind == "uniform"
+
+    @property
+    def prioritized(self) -> PrioritizedOptions:
+        """The settings if it selects by weight, else default values."""
+        return PrioritizedOptions(self.priority_exponent)
+
+    @property
+    def heap(self) -> HeapOptions:
+        """The settings if it selects by highest or lowest priority, else default values."""
+        return HeapOptions(self.kind == "min_heap")
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether the same operations always select the same items."""
+        return selectors.from_kind(self.kind, self.priority_exponent).is_deterministic
+
+    def HasField(self, name: str) -> bool:
+        """Returns whether the selector is of the named kind: fifo, lifo, uniform and so on.
+
+        Raises:
+            ValueError: There is no such kind.
+        """
+        if name not in _DISTRIBUTIONS:
+            raise ValueError(f"Got the field {name!r}; expected one of {list(_DISTRIBUTIONS)}.")
+        return self.WhichOneof("distribution") == name
+
+    def WhichOneof(self, group: str) -> str:
+        """Returns the kind's name for the group ``'distribution'``: both heaps are ``'heap'``.
+
+        Raises:
+            ValueError: There is no such group.
+        """
+        if group != "distribution":
+            raise ValueError(f"Got the group {group!r}; expected 'distribution'.")
+        return "heap" if self.kind in ("min_heap", "max_heap") else self.kind
+
+
+@dataclasses.dataclass(frozen=True)
+class RateLimiterCallStats:
+    """How often calls of one kind passed the limiter."""
+
+    completed: int = 0
+    """Calls that passed since the table was made or reset."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RateLimiterInfo:
+    """The settings and counters of a table's limiter; see ``rate_limiters``."""
+
+    samples_per_insert: float
+    min_size_to_sample: int
+    min_diff: float
+    max_diff: float
+    insert_stats: RateLimiterCallStats = RateLimiterCallStats()
+    sample_stats: RateLimiterCallStats = RateLimiterCallStats()
+
+
+@dataclasses.dataclass(frozen=True)
+class TableWorkerTime:
+    """Milliseconds that Reverb's worker thread spent; all zero, since tables here have none."""
+
+    running_ms: int = 0
+    sampling_ms: int = 0
+    inserting_ms: int = 0
+    sleeping_ms: int = 0
+    waiting_for_sampling_ms: int = 0
+    waiting_for_inserts_ms: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TableCounts:
+    """The counters of a table at one moment."""
+
+    inserts: int = 0
+    """Items inserted since the table was made or reset."""
+
+    samples: int = 0
+    """Items sampled since the table was made or reset."""
+
+    current_size: int = 0
+    """Items in the table."""
+
+    num_episodes: int = 0
+    """Episodes that items in the table refer to."""
+
+    num_deleted_episodes: int = 0
+    """Episodes of which the last item was removed."""
+
+    num_unique_samples: int = 0
+    """Items that were sampled at least once."""
+
+
+@dataclasses.dataclass
+class TableInfo:
+    """The settings and counters of a table at one moment."""
+
+    name: str
+    sampler_options: KeyDistributionOptions
+    remover_options: KeyDistributionOptions
+    max_size: int
+    max_times_sampled: int
+    rate_limiter_info: RateLimiterInfo
+    signature: Any
+    current_size: int
+    num_episodes: int
+    num_deleted_episodes: int
+    num_unique_samples: int
+    table_worker_time: TableWorkerTime

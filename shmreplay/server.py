@@ -1,0 +1,202 @@
+"""The server: makes the store, keeps memory committed ahead, cleans up after the dead."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from shmreplay import _native, errors, limits, reverb_types
+from shmreplay.client import Client
+from shmreplay.connection import Connection
+from shmreplay.store import Store
+from shmreplay.table import Table, checked_tables
+
+__all__ = ["Server"]
+
+
+class _Handle:
+    """What a `Table` asks its server."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self._connection = connection
+        self._number = number
+
+    def info(self) -> reverb_types.TableInfo:
+        return self._connection.info(self._number)
+
+    def check(self) -> None:
+        self._connection.native.check(self._number)
+
+    def can_sample(self, num_samples: int) -> bool:
+        return bool(self._connection.native.can_sample(self._number, num_samples))
+
+    def can_insert(self, num_inserts: int) -> bool:
+        return bool(self._connection.native.can_insert(self._number, num_inserts))
+
+
+class Server:
+    """Owns a store with its tables. Local clients work on the store itself, not through the server.
+
+    Use it as a context manager or call `stop()`: that removes the store from /dev/shm. A server
+    that dies without it leaves a store that the next server of the same name replaces.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table] | None = None,
+        port: int | None = None,
+        *,
+        name: str | None = None,
+        capacity: int | None = None,
+    ) -> None:
+        """Makes the store.
+
+        Args:
+            tables: Its tables; names must differ.
+            port: Number by which clients on this machine find the store: `'localhost:PORT'`.
+                None: a free one is picked.
+            name: Name of the store: `'shm://NAME'`. None: one is made up.
+            capacity: Bytes that the store may use. None: half of what /dev/shm has free.
+
+        Raises:
+            InvalidArgumentError: No tables, equal names, a port or capacity out of range.
+            StoreExistsError: A living server has a store of this name.
+            ArenaFullError: /dev/shm has no room.
+        """
+        checked = checked_tables(tables)
+        self._socket, self._port = _reserve_port(port)
+        try:
+            self._name = f"{os.getpid()}-{secrets.token_hex(4)}" if name is None else name
+            store = Store.create(
+                self._name, [t.config() for t in checked], capacity=capacity, port=self._port
+            )
+        except BaseException:
+            self._socket.close()
+            raise
+        self._pid = os.getpid()
+        self._connection = Connection(store)
+        self._stopped = threading.Event()
+        for number, table in enumerate(checked):
+            table._bind(_Handle(self._connection, number))
+        ref = weakref.ref(self)
+        self._threads = [
+            threading.Thread(
+                target=target, args=(ref, store.native, self._stopped), name=label, daemon=True
+            )
+            for target, label in ((_commit, "shmreplay-commit"), (_sweep, "shmreplay-janitor"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def port(self) -> int:
+        """Number by which clients on this machine find the store."""
+        return self._port
+
+    @property
+    def name(self) -> str:
+        """Name of the store."""
+        return self._name
+
+    @property
+    def address(self) -> str:
+        """`'shm://NAME'`."""
+        return f"shm://{self._name}"
+
+    def localhost_client(self) -> Client:
+        """A client of this server."""
+        return Client(f"localhost:{self._port}")
+
+    def stats(self) -> dict[str, float]:
+        """Counters of the store and of each table: a flat dict of numbers, units in the names."""
+        return self._connection.stats()
+
+    def check(self) -> None:
+        """Walks all invariants of the store.
+
+        Raises:
+            TableCorruptedError: One does not hold; says which.
+        """
+        self._connection.native.check(None)
+
+    def stop(self) -> None:
+        """Closes the store and removes it. Waiting calls end with ServerClosedError. Idempotent."""
+        if self._stopped.is_set() or os.getpid() != self._pid:
+            return
+        self._stopped.set()
+        store = self._connection.store
+        store.unlink()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self._connection.close()
+        self._socket.close()
+
+    def wait(self) -> None:
+        """Blocks until the server is stopped, by another thread or by Ctrl-C (KeyboardInterrupt)."""
+        while not self._stopped.wait(limits.WAIT_SLICE_MS / 1000):
+            pass
+
+    def __enter__(self) -> Server:
+        """Returns the server."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stops the server."""
+        self.stop()
+
+    def __del__(self) -> None:
+        """Stops a server that nobody refers to any more."""
+        if hasattr(self, "_threads"):
+            self.stop()
+
+    def __repr__(self) -> str:
+        """Names port and store."""
+        return f"Server(port={self._port}, name={self._name!r})"
+
+
+def _reserve_port(port: Any) -> tuple[socket.socket, int]:
+    """Binds the port on the loopback, so that no other program takes the number meanwhile."""
+    number = 0 if port is None else limits.checked_int("port", port)
+    if not 0 <= number < 65536 or (port is not None and number == 0):
+        raise errors.InvalidArgumentError(f"port must be in [1, 65535] or None, got {port}")
+    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        reserved.bind(("127.0.0.1", number))
+    except OSError as e:
+        reserved.close()
+        raise errors.InvalidArgumentError(
+            f"port {number} cannot be used ({e.strerror}); choose another or leave it out"
+        ) from e
+    return reserved, reserved.getsockname()[1]
+
+
+def _commit(ref: weakref.ref[Server], native: _native.Store, stopped: threading.Event) -> None:
+    """Commits memory ahead of demand, so that actors do not wait for pages."""
+    while not stopped.is_set() and ref() is not None:
+        native.committer_step()
+
+
+def _sweep(ref: weakref.ref[Server], native: _native.Store, stopped: threading.Event) -> None:
+    """Each second: gives back what dead participants held."""
+    next_at = time.monotonic() + limits.SWEEP_EVERY_S
+    while not stopped.wait(limits.WAIT_SLICE_MS / 1000):
+        server = ref()
+        if server is None:
+            return
+        if time.monotonic() >= next_at:
+            next_at = time.monotonic() + limits.SWEEP_EVERY_S
+            server._connection.store.reclaim_dead()
+        del server

@@ -1,0 +1,391 @@
+"""Writing steps and making items of references to them.
+
+The hot path (append, history, create_item) is in the native `WriterCore`. Here is what waits: the
+window of items that the rate limiter holds back, flush and end_episode.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from shmreplay import _native, errors, limits, tree
+from shmreplay._native import TrajectoryColumn, WriterCore
+from shmreplay.connection import Connection
+from shmreplay.item_schema import Leaf
+from shmreplay.spec import TensorSpec, as_spec, dtype_code
+
+__all__ = ["StepInPlace", "TrajectoryColumn", "TrajectoryWriter"]
+
+
+class TrajectoryWriter(WriterCore):
+    """Appends steps and creates items that refer to them.
+
+    Each step is written once into shared memory, however many items of however many tables refer
+    to it. Make one with `Client.trajectory_writer`. Thread-safe; not usable after a fork.
+    """
+
+    def __init__(
+        self, connection: Connection, num_keep_alive_refs: int, *, validate_items: bool = True
+    ) -> None:
+        """See `Client.trajectory_writer`."""
+        session = _native.Session(connection.native, _native.SESSION_WRITER)
+        super().__init__(session, connection.tables, num_keep_alive_refs, connection.next_episode())
+        self._connection = connection
+        self._validate = validate_items
+        self._structure: Any = None
+        self._history: Any = None
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def __new__(
+        cls, connection: Connection, num_keep_alive_refs: int, *, validate_items: bool = True
+    ) -> TrajectoryWriter:
+        """Opens the writer's place in the store."""
+        connection.check_open()
+        return super().__new__(cls)
+
+    # ------------------------------------------------------------------ what the native part asks
+
+    def schema_for(self, trajectory: Any, leaves: Sequence[Leaf]) -> int:
+        """Number of an item structure in the store."""
+        return self._connection.intern(trajectory, leaves)
+
+    def check_signature(
+        self, table_number: int, table: str, trajectory: Any, leaves: Sequence[Leaf]
+    ) -> list[int | None] | None:
+        """Checks an item's columns against the table's signature."""
+        if not self._validate:
+            return None
+        return self._connection.check_signature(table_number, leaves)
+
+    def structure_grew(self, data: Any) -> None:
+        """Takes new columns into the structure of the history."""
+        paths = tree.map_structure_with_path(lambda path, _: _Leaf(path), data)
+        self._structure = _merge(self._structure, paths)
+        self._history = None
+
+    # ------------------------------------------------------------------ history
+
+    @property
+    def history(self) -> Any:
+        """References to what was appended, in the structure of all data seen, leaves like lists.
+
+        Index a leaf by int (one value, no time dimension), slice, or list of int; step -1 is the
+        newest. Reaching beyond what is kept (`num_keep_alive_refs`) is an error.
+
+        Raises:
+            WriterStateError: Nothing was appended yet.
+        """
+        if self._history is None:
+            if self._structure is None:
+                raise errors.WriterStateError(
+                    "history cannot be accessed before `append` is called at least once"
+                )
+            numbers = {column.path: column.number for column in self.columns}
+            self._history = tree.map_structure(
+                lambda leaf: (
+                    self.column_history(numbers[leaf.path]) if leaf.path in numbers else None
+                ),
+                self._structure,
+            )
+        return self._history
+
+    # ------------------------------------------------------------------ items that are held back
+
+    def window_grew(self) -> None:
+        """Starts the thread that inserts held-back items, unless it runs."""
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=_insert_held_back,
+                    args=(weakref.ref(self),),
+                    name="shmreplay-writer",
+                    daemon=True,
+                )
+                self._thread.start()
+
+    def make_room(self, table: str) -> None:
+        """Waits while the window of held-back items is full."""
+        if len(self.pending) >= limits.WRITER_WINDOW_ITEMS:
+            self._wait_for(limits.WRITER_WINDOW_ITEMS - 1, None, "create_item")
+        elif self._error is not None:
+            self._raise_error()
+
+    def _insert_some(self) -> tuple[int, int] | None:
+        """One round of the thread. None when it has nothing more to do."""
+        while True:
+            try:
+                wait = self.insert_pending()
+            except BaseException as e:  # handed to the next call of the writer
+                with self._changed:
+                    self._error = e
+                    self._thread = None
+                    self._changed.notify_all()
+                return None
+            with self._changed:
+                self._changed.notify_all()
+                if wait is not None:
+                    return wait
+                if not self.pending:
+                    self._thread = None
+                    return None
+
+    def _raise_error(self) -> None:
+        error = self._error
+        if error is not None:
+            raise error
+
+    def _wait_for(self, n: int, timeout_s: float | None, what: str) -> None:
+        """Waits until at most n items are held back."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        log_at = time.monotonic() + limits.WAIT_LOG_AFTER_S
+        while True:
+            with self._changed:
+                self._raise_error()
+                if len(self.pending) <= n:
+                    return
+                now = time.monotonic()
+                if end is not None and now >= end:
+                    raise errors.DeadlineExceededError(
+                        f"{what} did not complete within the provided timeout of {timeout_s} s: "
+                        f"{self._describe_wait()}. The items stay in line."
+                    )
+                # Python checks for signals between the slices.
+                left = limits.WAIT_SLICE_MS / 1000
+                self._changed.wait(left if end is None else min(left, end - now))
+            if time.monotonic() >= log_at:
+                log_at = time.monotonic() + 2 * limits.WAIT_LOG_AFTER_S
+                _native.logger.warning("%s waits: %s", what, self._describe_wait())
+
+    def _describe_wait(self) -> str:
+        table = self.pending_table()
+        if table is None:
+            return "0 items held back"
+        describe = self._connection.describe_wait(table, "an insert")
+        return f"{len(self.pending)} items held back; {describe()}"
+
+    # ------------------------------------------------------------------ public calls that wait
+
+    def flush(self, block_until_num_items: int = 0, timeout_ms: int | None = None) -> None:
+        """Waits until at most so many created items are not in their table yet.
+
+        Args:
+            block_until_num_items: How many may remain.
+            timeout_ms: Milliseconds to wait at most; None, 0 or negative: for ever.
+
+        Raises:
+            DeadlineExceededError: The time is over; the items stay in line.
+            InvalidArgumentError: block_until_num_items is negative.
+        """
+        n = limits.checked_int("block_until_num_items", block_until_num_items)
+        if n < 0:
+            raise errors.InvalidArgumentError(
+                f"block_until_num_items must be >= 0, got {block_until_num_items}"
+            )
+        self._check_usable()
+        forever = timeout_ms is None or timeout_ms <= 0
+        self._wait_for(n, None if forever else (timeout_ms or 0) / 1000, "flush")
+
+    def end_episode(self, clear_buffers: bool = True, timeout_ms: int | None = None) -> None:
+        """Waits for all created items, then starts a new episode at step 0.
+
+        Args:
+            clear_buffers: Let all references into the history expire. With False, items may
+                reach back over the end of the episode.
+            timeout_ms: Milliseconds to wait at most; None: for ever.
+
+        Raises:
+            DeadlineExceededError: The time is over; nothing was changed.
+        """
+        self._check_usable()
+        self._wait_for(0, None if timeout_ms is None else max(timeout_ms, 0) / 1000, "end_episode")
+        self.finish_episode(clear_buffers)
+
+    def configure(
+        self,
+        path: Sequence[Any],
+        *,
+        num_keep_alive_refs: int,
+        max_chunk_length: int | None,
+    ) -> None:
+        """Sets one column's window and the longest run of its steps in one block.
+
+        Args:
+            path: Where the column stands in the data, for example `('obs', 'camera')`.
+            num_keep_alive_refs: Values of the column that stay reachable.
+            max_chunk_length: Steps in a block at most; None: chosen by size.
+
+        Raises:
+            InvalidArgumentError: A number is out of range.
+            WriterStateError: The column's step is open.
+        """
+        keep = checked_keep_alive(num_keep_alive_refs)
+        if max_chunk_length is not None:
+            rows = limits.checked_int("max_chunk_length", max_chunk_length)
+            if not 1 <= rows <= keep:
+                raise errors.InvalidArgumentError(
+                    f"max_chunk_length must be in [1, num_keep_alive_refs={keep}], got {rows}"
+                )
+        self.configure_column(tuple(path), keep, max_chunk_length)
+
+    def next_step(self, spec: Any = None) -> StepInPlace:
+        """A step to write in place: no copy is made.
+
+        Use it as `with writer.next_step() as step: step['obs'][...] = ...`. Inside, `step` is the
+        data's structure of writable arrays (zeros to begin with) that lie in shared memory; at
+        the end of the block the step is appended, or dropped if the block raised.
+
+        Args:
+            spec: Structure of specs (anything with shape and dtype). Default: the columns of the
+                history.
+
+        Raises:
+            WriterStateError: Nothing is known of the columns yet: pass spec.
+        """
+        self._check_usable()
+        return StepInPlace(self, self._structure if spec is None else spec, spec is not None)
+
+    def close(self) -> None:
+        """Closes the writer. Items that are still held back are dropped. Idempotent."""
+        lost = self.shut()
+        if lost:
+            _native.logger.warning(
+                "a writer was closed with %d items that the rate limiter held back: they are "
+                "dropped. Call flush() first to keep them.",
+                lost,
+            )
+
+    def _check_usable(self) -> None:
+        if self.closed:
+            raise errors.WriterClosedError(
+                "Close has been called on this writer; make a new one to go on writing"
+            )
+        self._connection.store.check_fork()
+
+    def __enter__(self) -> TrajectoryWriter:
+        """Returns the writer."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Flushes, unless an error of this package is on its way. The writer stays usable."""
+        if exc_type is None or not issubclass(exc_type, errors.ReverbError):
+            self.flush()
+
+
+class StepInPlace:
+    """A step that is written in place; see `TrajectoryWriter.next_step`."""
+
+    def __init__(self, writer: TrajectoryWriter, structure: Any, is_spec: bool) -> None:
+        """See `TrajectoryWriter.next_step`."""
+        if structure is None:
+            raise errors.WriterStateError(
+                "next_step() does not know the columns before the first append; pass spec="
+            )
+        self._writer = writer
+        self._structure = structure
+        self._is_spec = is_spec
+        self._arrays: list[Any] = []
+
+    def __enter__(self) -> Any:
+        """Opens the step; returns the structure of arrays."""
+        writer = self._writer
+        if self._is_spec:
+            specs = tree.map_structure_with_path(lambda p, leaf: as_spec(leaf, p), self._structure)
+            flat = tree.flatten_with_path(specs)
+            numbers = tuple(_declare(writer, path, spec) for path, spec in flat)
+            writer.structure_grew(self._structure)
+        else:
+            by_path = {c.path: c.number for c in writer.columns}
+            numbers = tuple(by_path[leaf.path] for leaf in tree.flatten(self._structure))
+        windows = writer.place_open(numbers)
+        columns = [writer.columns[n] for n in numbers]
+        self._arrays = [
+            np.ndarray(c.shape, _native.dtype_of_code(c.code), w)
+            for c, w in zip(columns, windows, strict=True)
+        ]
+        return tree.unflatten_as(self._structure, self._arrays)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Appends the step, or drops it if the block raised. The arrays become read-only."""
+        for array in self._arrays:
+            array.flags.writeable = False
+        self._writer.place_close(exc_type is None)
+
+
+class _Leaf:
+    """A leaf of the history's structure: where the column stands."""
+
+    def __init__(self, path: tuple[Any, ...]) -> None:
+        self.path = path
+
+
+def _merge(old: Any, new: Any) -> Any:
+    """Union of two structures: dicts by key, sequences by the longer one."""
+    if old is None:
+        return new
+    if isinstance(old, dict) and isinstance(new, dict):
+        merged = dict(old)
+        for key, value in new.items():
+            merged[key] = _merge(merged.get(key), value)
+        return merged
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
+        both = [_merge(o, n) for o, n in zip(old, new, strict=False)]
+        tail = list(old[len(both) :]) + list(new[len(both) :])
+        longer = old if len(old) >= len(new) else new
+        if hasattr(longer, "_fields"):
+            return type(longer)(*both, *tail)
+        return type(longer)([*both, *tail])
+    return old
+
+
+def _declare(writer: TrajectoryWriter, path: tuple[Any, ...], spec: TensorSpec) -> int:
+    if any(d is None for d in spec.shape):
+        raise errors.SignatureError(f"column {path}: next_step needs a full shape, got {spec}")
+    return writer.declare_column(path, dtype_code(spec.dtype, path), tuple(spec.shape))
+
+
+def checked_keep_alive(value: Any) -> int:
+    """A number of steps to keep within reach.
+
+    Raises:
+        InvalidArgumentError: It is out of range.
+        ArgumentTypeError: It is not an integer.
+    """
+    keep = limits.checked_int("num_keep_alive_refs", value)
+    if not 1 <= keep <= limits.MAX_KEEP_ALIVE_REFS:
+        raise errors.InvalidArgumentError(
+            f"num_keep_alive_refs must be in [1, {limits.MAX_KEEP_ALIVE_REFS}], got {keep}"
+        )
+    return keep
+
+
+def _insert_held_back(ref: weakref.ref[TrajectoryWriter]) -> None:
+    """Body of the thread that exists while a writer has items that the limiter holds back."""
+    while True:
+        writer = ref()
+        if writer is None or writer.closed:
+            return
+        wait = writer._insert_some()
+        if wait is None:
+            return
+        native = writer._connection.native
+        del writer  # a writer that nobody else refers to may go
+        native.wait_insert(*wait, limits.WAIT_SLICE_MS)

@@ -1,0 +1,769 @@
+"""Stores between processes: who lives, who died, forks, exits, and files that cannot be trusted."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import posix_ipc
+import pytest
+
+from shmreplay import lease, rate_limiters, segment, selectors, store
+from shmreplay._native import layout_signature
+from shmreplay.errors import (
+    ArenaFullError,
+    DeadlineExceededError,
+    ForkedHandleError,
+    InvalidArgumentError,
+    ReverbError,
+    ServerClosedError,
+    StoreExistsError,
+    StoreNotFoundError,
+    StorePermissionError,
+    TableCorruptedError,
+    VersionMismatchError,
+)
+from shmreplay.store import Store
+from shmreplay.table import Table
+
+MIB = 1 << 20
+SHARED_MEMORY = Path("/dev/shm")
+# Seconds after which a process that does not answer is taken to hang.
+DEADLINE = 120.0
+
+TABLES = [
+    Table("replay", selectors.Uniform(), selectors.Fifo(), 100, rate_limiters.MinSize(1)).config(),
+    Table.queue("queue", 10, seed=3).config(),
+]
+
+
+def files_of(name: str) -> tuple[Path, Path]:
+    """The paths of a store's segment and lease."""
+    path = SHARED_MEMORY / f"shmreplay.{os.geteuid()}.{name}"
+    return path, path.with_name(path.name + ".lease")
+
+
+def there_is(name: str) -> bool:
+    return any(path.exists() for path in files_of(name))
+
+
+class Puppet:
+    """What happens in another process: its methods are called from the test by `Other`."""
+
+    def __init__(self) -> None:
+        self.stores: dict[str, Store] = {}
+        self.held: dict[str, lease.Lease] = {}
+
+    def create(self, name: str, **options: Any) -> int:
+        self.stores[name] = Store.create(name, TABLES, **{"capacity": 2 * MIB, **options})
+        return self.stores[name].native.generation
+
+    def open(self, name: str, **options: Any) -> int:
+        self.stores[name] = Store.open(name, **options)
+        return self.stores[name].participant
+
+    def release(self, name: str) -> None:
+        self.stores.pop(name).release()
+
+    def unlink(self, name: str) -> None:
+        self.stores[name].unlink()
+
+    def alive(self, name: str) -> dict[int, bool]:
+        return {each.number: each.alive for each in self.stores[name].participants()}
+
+    def reclaim_dead(self, name: str) -> int:
+        return self.stores[name].reclaim_dead()
+
+    def begin(self, name: str, size: int) -> None:
+        """The first steps of creating a store, and no more."""
+        self.held[name] = lease.lock_new(name, ExitStack())
+        if size:
+            segment.open_shared(segment.segment_name(name), posix_ipc.O_CREX, size)
+
+    def finish(self, name: str) -> None:
+        """The other steps, after a `begin` of size 0."""
+        _, native = segment.lay_out(name, TABLES, 2 * MIB, ExitStack())
+        native.participant_set(0, *lease.identity(), "server")
+        self.held[name].unlock_all_but_first()
+
+    def lock(self, name: str, numbers: range) -> None:
+        self.held[name] = lease.Lease.open(name)
+        assert all(self.held[name].try_lock(number) for number in numbers)
+
+    def unlock(self, name: str, number: int) -> None:
+        self.held[name].unlock(number)
+
+
+def obey(connection: Any) -> None:
+    puppet = Puppet()
+    while True:
+        try:
+            method, arguments, options = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(getattr(puppet, method)(*arguments, **options))
+        except Exception as error:
+            connection.send(error)
+
+
+class Other:
+    """Another process."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=obey, args=(theirs,))
+        self.process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def ask(self, method: str, *arguments: Any, **options: Any) -> None:
+        self.connection.send((method, arguments, options))
+
+    def answer(self) -> Any:
+        assert self.connection.poll(DEADLINE), "the other process hangs"
+        answer = self.connection.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        self.ask(method, *arguments, **options)
+        return self.answer()
+
+    def kill(self) -> None:
+        """Kills it; it is dead when this returns, and no zombie."""
+        self.process.kill()
+        self.process.join()
+
+    def kill_unreaped(self) -> None:
+        """Kills it; it is a zombie when this returns."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+    def end(self) -> None:
+        """Lets it exit as a program does that has come to its end."""
+        self.connection.close()
+        self.process.join(DEADLINE)
+        assert self.process.exitcode == 0
+
+
+@pytest.fixture
+def name(unique_name: Callable[[], str]) -> Iterator[str]:
+    """A store's name; whatever a killed process left of it is removed."""
+    name = unique_name()
+    yield name
+    for each in [each for each in store._attached if each.name == name]:
+        each.release()
+    for path in files_of(name):
+        path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def others() -> Iterator[Callable[[], Other]]:
+    """Starts other processes, which are killed when the test is over."""
+    started: list[Other] = []
+
+    def start() -> Other:
+        started.append(Other())
+        return started[-1]
+
+    yield start
+    for other in started:
+        other.kill()
+        other.connection.close()
+
+
+@pytest.fixture
+def other(others: Callable[[], Other]) -> Other:
+    return others()
+
+
+def in_child(work: Callable[[], Any]) -> None:
+    """Runs `work` in a forked child, which must not fail."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+# --- attaching ------------------------------------------------------------------------------------
+
+
+def test_attach_and_leave(name: str, other: Other) -> None:
+    generation = other.call("create", name, role="learner")
+    opened = Store.open(name, role="actor")
+    assert (opened.is_creator, opened.participant) == (False, 1)
+    assert opened.tables == TABLES
+    assert (opened.native.generation, opened.native.creator_pid) == (generation, other.pid)
+    server, me = opened.participants()
+    assert (server.number, server.pid, server.role, server.alive) == (0, other.pid, "learner", True)
+    assert (me.number, me.pid, me.role, me.alive) == (1, os.getpid(), "actor", True)
+    assert other.call("alive", name) == {0: True, 1: True}
+    opened.release()
+    assert other.call("alive", name) == {0: True}
+    assert there_is(name)
+    other.call("release", name)
+    assert not there_is(name)
+
+
+def test_a_name_that_is_taken(name: str, other: Other) -> None:
+    other.call("create", name)
+    with pytest.raises(StoreExistsError, match=rf"\(server {other.pid}\).*another name"):
+        Store.create(name, TABLES, capacity=2 * MIB)
+    opened = Store.open(name)
+    with pytest.raises(StoreExistsError, match=rf"this one, {os.getpid()}"):
+        Store.create(name, TABLES, capacity=2 * MIB)
+    assert not opened.native.closed
+    assert other.call("alive", name) == {0: True, 1: True}
+
+
+def test_only_the_creator_may_unlink(name: str, other: Other) -> None:
+    other.call("create", name)
+    opened = Store.open(name)
+    with pytest.raises(InvalidArgumentError, match="did not create it"):
+        opened.unlink()
+    assert there_is(name)
+    assert not opened.native.closed
+
+
+def test_a_server_that_stops_frees_the_name(name: str, others: Callable[[], Other]) -> None:
+    first, second = others(), others()
+    first.call("create", name)
+    opened = Store.open(name)
+    first.call("release", name)
+    assert opened.native.closed
+    with pytest.raises(StoreNotFoundError):
+        Store.open(name)
+    generation = second.call("create", name)
+    again = Store.open(name)
+    assert again is not opened
+    assert again.native.generation == generation
+    opened.release()
+    assert second.call("alive", name) == {0: True, 1: True}
+    assert there_is(name)
+
+
+def test_a_store_whose_server_is_stopping(name: str, other: Other) -> None:
+    created = Store.create(name, TABLES, capacity=2 * MIB)
+    created.native.close_server()
+    with pytest.raises(ServerClosedError, match="was stopped"):
+        other.call("open", name)
+    assert [each.number for each in created.participants()] == [0]
+
+
+def test_waiting_for_a_store_that_is_being_laid_out(name: str, other: Other) -> None:
+    other.call("begin", name, 0)
+    opened: list[Store] = []
+    opener = threading.Thread(target=lambda: opened.append(Store.open(name, timeout=None)))
+    opener.start()
+    other.call("finish", name)
+    opener.join(DEADLINE)
+    assert [each.participant for each in opened] == [1]
+
+
+@pytest.mark.parametrize("timeout", [0, 0.01])
+@pytest.mark.parametrize("size", [0, MIB])
+def test_a_store_that_is_never_laid_out(name: str, other: Other, size: int, timeout: float) -> None:
+    other.call("begin", name, size)
+    with pytest.raises(DeadlineExceededError, match=rf"not laid out within {timeout} s"):
+        Store.open(name, timeout=timeout)
+    with pytest.raises(StoreExistsError, match=rf"\(server {other.pid}\)"):
+        Store.create(name, TABLES, capacity=2 * MIB)
+    other.kill()
+    with pytest.raises(StoreNotFoundError, match="have died"):
+        Store.open(name)
+    Store.create(name, TABLES, capacity=2 * MIB).release()
+    assert not there_is(name)
+
+
+def test_all_places_taken(name: str, others: Callable[[], Other]) -> None:
+    server, crowd = others(), others()
+    server.call("create", name, capacity=MIB)
+    crowd.call("lock", name, range(1, 32))
+    with pytest.raises(ArenaFullError, match=rf"'{name}' with all of its 31 places"):
+        Store.open(name)
+    crowd.call("unlock", name, 17)
+    assert Store.open(name).participant == 17
+
+
+# --- files that cannot be trusted -----------------------------------------------------------------
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def test_another_layout_version(name: str, other: Other) -> None:
+    other.call("create", name)
+    overwrite(files_of(name)[0], 8, (77).to_bytes(4, "little"))
+    with pytest.raises(VersionMismatchError, match=r"version 77\b.*version 1\b"):
+        Store.open(name)
+    assert other.call("alive", name) == {0: True}
+
+
+def test_another_layout_signature(name: str, other: Other) -> None:
+    other.call("create", name)
+    overwrite(files_of(name)[0], 16, (0xABCDEF).to_bytes(8, "little"))
+    with pytest.raises(VersionMismatchError, match=f"{0xABCDEF:016x}.*{layout_signature():016x}"):
+        Store.open(name)
+    assert other.call("alive", name) == {0: True}
+
+
+def test_another_magic_word(name: str, other: Other) -> None:
+    other.call("create", name)
+    overwrite(files_of(name)[0], 0, b"garbage!")
+    with pytest.raises(TableCorruptedError, match="expected the magic word"):
+        Store.open(name)
+
+
+def test_a_segment_that_was_cut_short(name: str, other: Other) -> None:
+    other.call("create", name)
+    os.truncate(files_of(name)[0], 2 * 4096)
+    with pytest.raises(TableCorruptedError):
+        Store.open(name)
+    os.truncate(files_of(name)[0], 8)
+    with pytest.raises((TableCorruptedError, DeadlineExceededError)):
+        Store.open(name, timeout=0)
+    other.kill()  # it could not even clear its entry
+
+
+@pytest.mark.parametrize("text", [b"{]", b'[1, "x"]', b'["{}"]', b'"x"', b"\xff\xfe"])
+def test_damaged_settings(name: str, other: Other, text: bytes) -> None:
+    other.call("create", name)
+    path = files_of(name)[0]
+    with path.open("rb") as file:
+        start = file.read(4 * MIB)
+    offset, size = (
+        start.index(b'["{\\"name\\"'),
+        start.index(b'}"]') + 3 - start.index(b'["{\\"name'),
+    )
+    overwrite(path, offset, text.ljust(size))
+    with pytest.raises(TableCorruptedError, match="damaged settings"):
+        Store.open(name)
+    assert other.call("alive", name) == {0: True}
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602, 0o640])
+@pytest.mark.parametrize("which", [0, 1])
+def test_files_that_others_can_use(name: str, other: Other, which: int, mode: int) -> None:
+    other.call("create", name)
+    files_of(name)[which].chmod(mode)
+    expected = rf"user {os.geteuid()} and has mode -rw.*\({mode:#o}\); expected .* mode 0o600"
+    with pytest.raises(StorePermissionError, match=expected):
+        Store.open(name)
+    assert Store.find_by_port(4321) is None
+    files_of(name)[which].chmod(0o600)
+    assert Store.open(name).participant == 1
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("which", [0, 1])
+def test_files_of_another_user(name: str, other: Other, which: int) -> None:
+    other.call("create", name, port=4321)
+    os.chown(files_of(name)[which], 65534, 65534)
+    with pytest.raises(StorePermissionError, match="belongs to user 65534.*of user 0"):
+        Store.open(name)
+    assert Store.find_by_port(4321) is None
+    assert other.call("alive", name) == {0: True}
+
+
+def test_a_link_in_place_of_the_segment(name: str, other: Other) -> None:
+    other.call("create", name)
+    path = files_of(name)[0]
+    real = path.with_name(path.name + ".real")
+    path.rename(real)
+    path.symlink_to(real)
+    try:
+        with pytest.raises(StorePermissionError, match="has mode l.*expected a regular file"):
+            Store.open(name)
+    finally:
+        real.unlink()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_attach(name: str) -> None:
+    created = Store.create(name, TABLES, capacity=2 * MIB)
+
+    def work() -> None:
+        os.setgid(65534)
+        os.setuid(65534)
+        with pytest.raises(StoreNotFoundError, match="of user 65534"):
+            Store.open(name)
+        for path in files_of_user(name, 0):
+            with pytest.raises(StorePermissionError, match="belongs to user 0"):
+                segment.open_shared(path)
+
+    in_child(work)
+    assert not created.native.closed
+
+
+def files_of_user(name: str, uid: int) -> list[str]:
+    return [f"/shmreplay.{uid}.{name}", f"/shmreplay.{uid}.{name}.lease"]
+
+
+# --- death ----------------------------------------------------------------------------------------
+
+
+def test_a_killed_server(name: str, other: Other, caplog: pytest.LogCaptureFixture) -> None:
+    generation = other.call("create", name, port=4321)
+    other.kill()
+    assert all(path.exists() for path in files_of(name))
+    assert Store.find_by_port(4321) is None
+    with pytest.raises(StoreNotFoundError, match="all processes that used it have died"):
+        Store.open(name)
+    with caplog.at_level(logging.INFO, "shmreplay"):
+        created = Store.create(name, TABLES, capacity=2 * MIB, port=4321)
+    assert f"replacing store '{name}'" in caplog.text
+    assert created.native.generation != generation
+    assert Store.find_by_port(4321) == name
+
+
+def test_a_killed_server_whose_clients_live(name: str, others: Callable[[], Other]) -> None:
+    server, client, late = others(), others(), others()
+    server.call("create", name, port=4321)
+    client.call("open", name)
+    server.kill_unreaped()
+    assert client.call("alive", name) == {0: False, 1: True}
+    assert late.call("open", name) == 2  # clients go on, and may join
+    assert Store.find_by_port(4321) == name
+    expected = rf"\(client {min(client.pid, late.pid)}, client {max(client.pid, late.pid)}\)"
+    with pytest.raises(StoreExistsError, match=expected):
+        Store.create(name, TABLES, capacity=2 * MIB)
+    assert client.call("alive", name) == {0: False, 1: True, 2: True}
+    late.call("release", name)
+    client.kill()
+    Store.create(name, TABLES, capacity=2 * MIB, port=4321)
+    assert late.call("open", name) == 1
+
+
+def test_find_by_port_prefers_a_living_server(name: str, others: Callable[[], Other]) -> None:
+    first, second = others(), others()
+    first.call("create", name, port=4321)
+    Store.open(name)
+    first.kill()
+    assert Store.find_by_port(4321) == name
+    # A name after and a name before the first in the alphabet.
+    for other_name in (f"z{name}", f"a{name}"):
+        second.call("create", other_name, port=4321)
+        assert Store.find_by_port(4321) == other_name
+        second.call("release", other_name)
+    assert Store.find_by_port(4321) == name
+
+
+def test_find_by_port_does_not_attach(name: str, others: Callable[[], Other]) -> None:
+    first, second = others(), others()
+    first.call("create", name, port=4321)
+    assert Store.find_by_port(4321) == name
+    assert first.call("alive", name) == {0: True}
+    opened = Store.open(name)
+    assert Store.find_by_port(4321) == name
+    assert second.call("open", name) == 2
+    assert second.call("alive", name) == {0: True, 1: True, 2: True}
+    with pytest.raises(StoreExistsError, match=f"port 4321 .*'{name}'"):
+        second.call("create", f"{name}-2", port=4321)
+    assert not there_is(f"{name}-2")
+    assert not opened.native.closed
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_killed_client_is_reclaimed(name: str, others: Callable[[], Other], reaped: bool) -> None:
+    created = Store.create(name, TABLES, capacity=2 * MIB)
+    dead, alive = others(), others()
+    assert [each.call("open", name) for each in (dead, alive)] == [1, 2]
+    dead.kill() if reaped else dead.kill_unreaped()
+    (_, entry, _) = created.participants()
+    assert (entry.number, entry.pid, entry.alive) == (1, dead.pid, False)
+    assert alive.call("alive", name) == {0: True, 1: False, 2: True}
+    created.reclaim_dead()
+    assert alive.call("alive", name) == {0: True, 2: True}
+
+
+def test_a_dead_entry_is_used_again(name: str, others: Callable[[], Other]) -> None:
+    created = Store.create(name, TABLES, capacity=2 * MIB)
+    first, second, third = others(), others(), others()
+    assert [each.call("open", name) for each in (first, second)] == [1, 2]
+    first.kill()
+    assert third.call("open", name) == 1
+    assert [each.pid for each in created.participants()] == [os.getpid(), third.pid, second.pid]
+
+
+def test_any_participant_may_reclaim(name: str, others: Callable[[], Other]) -> None:
+    server, dead, alive = others(), others(), others()
+    server.call("create", name)
+    assert [each.call("open", name) for each in (dead, alive)] == [1, 2]
+    dead.kill()
+    server.kill()
+    alive.call("reclaim_dead", name)
+    assert alive.call("alive", name) == {2: True}
+
+
+def test_one_of_several_takes_over(name: str, others: Callable[[], Other]) -> None:
+    first, *rivals = others(), others(), others(), others()
+    for _ in range(10):
+        first.call("create", name)
+        first.kill()
+        for rival in rivals:
+            rival.ask("create", name)
+        answers = []
+        for rival in rivals:
+            try:
+                answers.append((rival, rival.answer()))
+            except StoreExistsError as error:
+                assert "in use by living processes" in str(error)
+        ((winner, generation),) = answers
+        opened = Store.open(name)
+        assert opened.native.generation == generation
+        opened.release()
+        first = winner
+        rivals = [*(rival for rival in rivals if rival is not winner), others()]
+        first.call("release", name)
+        assert not there_is(name)
+
+
+def test_joining_while_servers_come_and_go(name: str, others: Callable[[], Other]) -> None:
+    server = others()
+    for _ in range(100):
+        server.ask("create", name)
+        while True:
+            try:
+                opened = Store.open(name)
+                break
+            except (StoreNotFoundError, ServerClosedError):
+                continue
+        assert opened.native.generation == server.answer()
+        server.ask("release", name)
+        opened.release()
+        server.answer()
+    assert not there_is(name)
+
+
+# --- forking --------------------------------------------------------------------------------------
+
+
+def test_a_forked_handle_is_refused_and_harmless(name: str, other: Other) -> None:
+    created = Store.create(name, TABLES, capacity=2 * MIB)
+
+    def work() -> None:
+        assert created.forked
+        assert not created.is_creator
+        for call in (
+            created.check_fork,
+            created.participants,
+            created.reclaim_dead,
+            created.retain,
+            lambda: created.native,
+        ):
+            with pytest.raises(ForkedHandleError, match=rf"'{name}' that process {os.getppid()} "):
+                call()
+        created.unlink()
+        created.release()
+        created.release()
+        store._at_exit()
+
+    in_child(work)
+    assert not created.forked
+    assert not created.native.closed
+    assert all(path.exists() for path in files_of(name))
+    assert other.call("open", name) == 1
+    assert other.call("alive", name) == {0: True, 1: True}
+
+
+@pytest.mark.parametrize("creator", [True, False])
+def test_a_forked_child_attaches_anew(name: str, other: Other, creator: bool) -> None:
+    if creator:
+        inherited = Store.create(name, TABLES, capacity=2 * MIB)
+    else:
+        other.call("create", name)
+        inherited = Store.open(name)
+
+    def work() -> None:
+        opened = Store.open(name)
+        assert opened is not inherited
+        assert opened.participant == inherited._number + 1
+        assert [each.alive for each in opened.participants()] == [True] * (2 if creator else 3)
+        opened.native.stats()
+        opened.release()
+        # A second time, so that the parent's lock has outlived that a descriptor was closed.
+        opened = Store.open(name)
+        assert [each.alive for each in opened.participants()] == [True] * (2 if creator else 3)
+        opened.release()
+
+    in_child(work)
+    assert [each.alive for each in inherited.participants()] == [True] * (1 if creator else 2)
+    inherited.native.stats()
+
+
+def test_a_child_outlives_its_parent(name: str, other: Other) -> None:
+    # The child keeps running with everything that it inherited, and still its parent counts as dead.
+    other.call("create", name)
+    read, write = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        opened = Store.open(name)
+        if os.fork() == 0:
+            os.close(read)
+            threading.Event().wait(DEADLINE)
+            os._exit(int(opened.forked))
+        os._exit(0)
+    os.waitpid(middle, 0)
+    assert other.call("alive", name) == {0: True, 1: False}
+    os.close(read)
+    os.close(write)
+
+
+def test_forking_while_another_thread_holds_the_lock(name: str, other: Other) -> None:
+    other.call("create", name)
+    Store.open(name)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store._lock:
+            held.set()
+            done.wait(DEADLINE)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(DEADLINE)
+    try:
+        in_child(lambda: Store.open(name).release())
+    finally:
+        done.set()
+        holder.join()
+
+
+# --- exiting --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("pass", 0), ("sys.exit(3)", 3), ("raise KeyError('x')", 1)]
+)
+def test_a_program_that_does_not_stop_its_server(name: str, ending: str, code: int) -> None:
+    program = f"""
+import os, sys
+from shmreplay import rate_limiters, selectors
+from shmreplay.store import Store
+from shmreplay.table import Table
+table = Table("t", selectors.Uniform(), selectors.Fifo(), 9, rate_limiters.MinSize(1))
+store = Store.create({name!r}, [table.config()], capacity={2 * MIB})
+assert os.path.exists({str(files_of(name)[0])!r})
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)  # the child's exit handlers run, too, and must leave the store alone
+os.waitpid(pid, 0)
+assert os.path.exists({str(files_of(name)[0])!r}) and not store.native.closed
+{ending}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == code, done.stderr
+    assert ("KeyError" in done.stderr) == (code == 1)
+    assert not there_is(name)
+
+
+def test_a_client_that_does_not_close(name: str, other: Other) -> None:
+    created = Store.create(name, TABLES, capacity=2 * MIB)
+    other.call("open", name)
+    other.end()
+    # Its sessions, had it any, would be open, so it stays in the books until they are freed.
+    assert [each.alive for each in created.participants()] == [True, False]
+    created.reclaim_dead()
+    assert [each.number for each in created.participants()] == [0]
+
+
+def test_a_server_that_exits_wakes_its_clients(name: str, other: Other) -> None:
+    other.call("create", name)
+    opened = Store.open(name)
+    other.end()
+    assert opened.native.closed
+    assert not there_is(name)
+
+
+# --- no room --------------------------------------------------------------------------------------
+
+IN_A_SMALL_SHARED_MEMORY = """
+import os, sys
+from shmreplay.errors import ArenaFullError
+from shmreplay import rate_limiters, selectors
+from shmreplay.store import Store
+from shmreplay.table import Table
+tables = [Table("t", selectors.Uniform(), selectors.Fifo(), 9, rate_limiters.MinSize(1)).config()]
+for capacity in (None, 8 << 20, 1 << 40):
+    try:
+        Store.create("small", tables, capacity=capacity)
+    except ArenaFullError as error:
+        for expected in ("'small'", "/dev/shm has", "bytes free", "asked", "--shm-size"):
+            assert expected in str(error), error
+    else:
+        sys.exit("created")
+    assert os.listdir("/dev/shm") == [], os.listdir("/dev/shm")
+os.system("mount -o remount,size=8m /dev/shm")
+Store.create("small", tables, capacity=8 << 20).release()
+assert os.listdir("/dev/shm") == []
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs to mount a file system"
+)
+def test_a_shared_memory_that_is_full(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(IN_A_SMALL_SHARED_MEMORY)
+    mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{mount} && exec '{sys.executable}' '{program}'"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_limit_on_the_size_of_files(name: str) -> None:
+    def work() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
+        with pytest.raises(InvalidArgumentError, match=r"ulimit -f"):
+            Store.create(name, TABLES, capacity=8 * MIB)
+        assert not there_is(name)
+
+    in_child(work)
+
+
+def test_errors_have_one_root() -> None:
+    for error in (StoreExistsError, StoreNotFoundError, StorePermissionError, ForkedHandleError):
+        assert issubclass(error, ReverbError)
