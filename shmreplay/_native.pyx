@@ -13,12 +13,16 @@ from cpython.buffer cimport (
     PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
+from cpython.dict cimport PyDict_GetItemWithError
+from cpython.object cimport PyObject
 from libc.math cimport INFINITY
+from libc.string cimport memcmp
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 import logging
 from collections import deque
 
+from numpy import arange as _arange
 from numpy import ndarray as _ndarray
 
 from shmreplay import errors, limits
@@ -50,5 +54,6 @@ SESSION_SAMPLER = SR_SESSION_SAMPLER
 
 include "_binding/store.pxi"
 include "_binding/memory.pxi"
+include "_binding/numpy_access.pxi"
 include "_binding/session.pxi"
 include "_binding/writer.pxi"

@@ -40,7 +40,6 @@ class TrajectoryWriter(WriterCore):
         self._connection = connection
         self._validate = validate_items
         self._structure: Any = None
-        self._history: Any = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -70,33 +69,21 @@ class TrajectoryWriter(WriterCore):
         """Takes new columns into the structure of the history."""
         paths = tree.map_structure_with_path(lambda path, _: _Leaf(path), data)
         self._structure = _merge(self._structure, paths)
-        self._history = None
+        self.history_cache = None
 
     # ------------------------------------------------------------------ history
 
-    @property
-    def history(self) -> Any:
-        """References to what was appended, in the structure of all data seen, leaves like lists.
-
-        Index a leaf by int (one value, no time dimension), slice, or list of int; step -1 is the
-        newest. Reaching beyond what is kept (`num_keep_alive_refs`) is an error.
-
-        Raises:
-            WriterStateError: Nothing was appended yet.
-        """
-        if self._history is None:
-            if self._structure is None:
-                raise errors.WriterStateError(
-                    "history cannot be accessed before `append` is called at least once"
-                )
-            numbers = {column.path: column.number for column in self.columns}
-            self._history = tree.map_structure(
-                lambda leaf: (
-                    self.column_history(numbers[leaf.path]) if leaf.path in numbers else None
-                ),
-                self._structure,
+    def make_history(self) -> Any:
+        """The structure of column histories; `history` keeps it until new columns are seen."""
+        if self._structure is None:
+            raise errors.WriterStateError(
+                "history cannot be accessed before `append` is called at least once"
             )
-        return self._history
+        numbers = {column.path: column.number for column in self.columns}
+        return tree.map_structure(
+            lambda leaf: self.column_history(numbers[leaf.path]) if leaf.path in numbers else None,
+            self._structure,
+        )
 
     # ------------------------------------------------------------------ items that are held back
 

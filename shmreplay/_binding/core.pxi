@@ -143,3 +143,5 @@ cdef extern from "Python.h":
     int PyThread_acquire_lock(PyThread_type_lock lock, int wait) nogil
     void PyThread_release_lock(PyThread_type_lock lock) nogil
     int PyErr_CheckSignals() except -1
+    int PySlice_Unpack(object slice, Py_ssize_t *start, Py_ssize_t *stop, Py_ssize_t *step) except -1
+    Py_ssize_t PY_SSIZE_T_MAX, PY_SSIZE_T_MIN

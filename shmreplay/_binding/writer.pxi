@@ -32,8 +32,10 @@ cdef class Column:
     cdef int64_t open_step          # step in which the latest value came
     cdef int ndim
     cdef Py_ssize_t *dims
+    cdef int64_t mask               # of the rings, whose length is a power of two and at least `keep`
     cdef cell *ring
     cdef step_mark *marks
+    cdef object dtype, scalar_type  # what numpy gives for values of this type
 
     def __cinit__(self, tuple path, int code, tuple shape, int64_t keep, uint32_t number):
         cdef Py_ssize_t items = 1
@@ -46,34 +48,39 @@ cdef class Column:
         for i in range(self.ndim):
             self.dims[i] = shape[i]
             items *= shape[i]
-        self.row_bytes = <uint64_t>items * <uint64_t>dtype_from_code(code).itemsize
+        self.dtype = dtype_from_code(code)
+        self.scalar_type = self.dtype.type if scalars_readable >> <uint32_t>code & 1 else None
+        self.row_bytes = <uint64_t>items * <uint64_t>self.dtype.itemsize
         self.open_step = -1
         self.resize(keep)
 
     cdef int resize(self, int64_t keep) except -1:
         """Set the number of values that stay reachable. Of those there, the newest stay."""
-        cdef cell *ring = <cell *>calloc(keep, sizeof(cell))
-        cdef step_mark *marks = <step_mark *>calloc(keep, sizeof(step_mark))
-        cdef int64_t i, oldest = self.count
+        cdef int64_t size = 1, i, oldest = self.count
+        while size < keep:
+            size *= 2
+        cdef cell *ring = <cell *>calloc(size, sizeof(cell))
+        cdef step_mark *marks = <step_mark *>calloc(size, sizeof(step_mark))
         cdef step_mark *m
         if ring == NULL or marks == NULL:
             free(ring)
             free(marks)
             raise MemoryError(f"no memory for a history of {keep} steps")
-        for i in range(keep):
+        for i in range(size):
             marks[i].step = -1
         if self.ring != NULL:
             oldest = max(self.cleared, self.count - min(keep, self.keep))
             for i in range(oldest, self.count):
-                ring[i % keep] = self.ring[i % self.keep]
-            for i in range(self.keep):
+                ring[i & (size - 1)] = self.ring[i & self.mask]
+            for i in range(self.mask + 1):
                 m = &self.marks[i]
-                if m.step >= 0 and m.value >= oldest and m.step > marks[m.step % keep].step:
-                    marks[m.step % keep] = m[0]
+                if m.step >= 0 and m.value >= oldest and m.step > marks[m.step & (size - 1)].step:
+                    marks[m.step & (size - 1)] = m[0]
         free(self.ring)
         free(self.marks)
         self.ring = ring
         self.marks = marks
+        self.mask = size - 1
         self.keep = keep
         self.cleared = oldest
         return 0
@@ -86,16 +93,16 @@ cdef class Column:
     cdef inline bint alive(self, int64_t value) noexcept:
         return value >= self.cleared and value < self.count and self.count - value <= self.keep
 
-    cdef inline int64_t value_of_step(self, int64_t step) noexcept:
-        """Number of the value that came in this step, or -1: none, or not reachable any more."""
-        cdef step_mark *m = &self.marks[step % self.keep]
-        if m.step != step or not self.alive(m.value):
+    cdef inline int64_t value_of_step(self, int64_t step, int64_t end) noexcept:
+        """Number of the value that came in this step, or -1: none, or not reachable any more. Steps before `end` exist."""
+        cdef step_mark *m = &self.marks[step & self.mask]
+        if m.step != step or end - step > self.keep or not self.alive(m.value):
             return -1
         return m.value
 
     cdef inline void push(self, int64_t step, uint64_t block, uint32_t row, uint32_t col) noexcept:
-        cdef cell *c = &self.ring[self.count % self.keep]
-        cdef step_mark *m = &self.marks[step % self.keep]
+        cdef cell *c = &self.ring[self.count & self.mask]
+        cdef step_mark *m = &self.marks[step & self.mask]
         c.block = block
         c.row = row
         c.col = col
@@ -183,7 +190,7 @@ cdef int flatten_by(object data, Node node, list out) except -1:
     """Append the leaves to out. 0 if the structure is another one."""
     cdef Py_ssize_t i
     cdef object child
-    cdef dict as_dict
+    cdef PyObject *found
     if node.kind == NODE_LEAF:
         if data is None or isinstance(data, (dict, list, tuple)):
             return 0
@@ -192,13 +199,13 @@ cdef int flatten_by(object data, Node node, list out) except -1:
     if node.kind == NODE_DICT:
         if type(data) is not dict:
             return 0
-        as_dict = <dict>data
-        if len(as_dict) != node.n:
+        if len(<dict>data) != node.n:
             return 0
         for i in range(node.n):
-            child = as_dict.get(node.keys[i], missing)
-            if child is missing:
+            found = PyDict_GetItemWithError(data, node.keys[i])
+            if found == NULL:
                 return 0
+            child = <object>found
             if (<Node>node.children[i]).kind == NODE_LEAF and child is not None and not isinstance(child, (dict, list, tuple)):
                 out.append(child)
             elif not flatten_by(child, <Node>node.children[i], out):
@@ -210,9 +217,6 @@ cdef int flatten_by(object data, Node node, list out) except -1:
         if not flatten_by(data[i], <Node>node.children[i], out):
             return 0
     return 1
-
-
-cdef object missing = object()
 
 
 cdef class AppendPlan:
@@ -260,7 +264,7 @@ cdef class ColumnHistory:
         cdef Py_ssize_t n = self.writer.history_length()
         cdef Py_ssize_t start, stop, step, count
         if type(index) is slice:
-            return self.slice(<slice>index, n)
+            return self.slice(index, n)
         if isinstance(index, int):
             start = index
             if start < -n or start >= n:
@@ -271,25 +275,23 @@ cdef class ColumnHistory:
         raise errors.ArgumentTypeError(
             f"history of column {self.column.path} is indexed by int, slice or list of int, got {type(index).__name__}")
 
-    cdef TrajectoryColumn slice(self, slice index, Py_ssize_t n):
-        cdef Py_ssize_t start, stop, step = 1
-        if index.step is not None:
-            step = index.step
-            if step == 0:
-                raise errors.InvalidArgumentError("slice step cannot be zero")
+    cdef TrajectoryColumn slice(self, object index, Py_ssize_t n):
+        cdef Py_ssize_t start, stop, step
+        # None becomes 0 or the far end of the integers, in the direction of the step.
+        PySlice_Unpack(index, &start, &stop, &step)
         # Unlike a list, a bound beyond the history is an error and not cut off: that would be another trajectory than was asked for.
-        start = bound_of(self.column.path, index.start, n, 0 if step > 0 else n - 1)
         if step > 0:
-            stop = bound_of(self.column.path, index.stop, n, n)
+            start = bound_of(self.column.path, start, n, n)
+            stop = n if stop == PY_SSIZE_T_MAX else bound_of(self.column.path, stop, n, n)
             return self.cells(start, step, (stop - start + step - 1) // step if stop > start else 0, False)
-        stop = -1 if index.stop is None else bound_of(self.column.path, index.stop, n, -1)
-        if start >= n:
-            start = n - 1
+        start = n - 1 if start == PY_SSIZE_T_MAX else bound_of(self.column.path, start, n, n - 1)
+        stop = -1 if stop == PY_SSIZE_T_MIN else bound_of(self.column.path, stop, n, n - 1)
         return self.cells(start, step, (start - stop - step - 1) // -step if start > stop else 0, False)
 
     cdef TrajectoryColumn cells(self, Py_ssize_t start, Py_ssize_t step, Py_ssize_t count, bint squeeze):
         cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
         cdef int64_t base = self.writer.base_step + start
+        cdef int64_t end = self.writer.base_step + self.writer.history_length()
         cdef int64_t first, last, i
         t.writer = self.writer
         t.column = self.column
@@ -297,8 +299,8 @@ cdef class ColumnHistory:
         t.n = count
         if count == 0:
             return t
-        first = self.column.value_of_step(base)
-        last = self.column.value_of_step(base + step * (count - 1)) if count > 1 else first
+        first = self.column.value_of_step(base, end)
+        last = self.column.value_of_step(base + step * (count - 1), end) if count > 1 else first
         if first < 0 or last < 0:
             raise errors_none(self.column.path)
         t.first = first
@@ -310,7 +312,7 @@ cdef class ColumnHistory:
         if t.values == NULL:
             raise MemoryError
         for i in range(count):
-            t.values[i] = self.column.value_of_step(base + step * i)
+            t.values[i] = self.column.value_of_step(base + step * i, end)
             if t.values[i] < 0:
                 raise errors_none(self.column.path)
         return t
@@ -330,22 +332,18 @@ cdef class ColumnHistory:
             k = index[i]
             if k < -n or k >= n:
                 raise errors_index(self.column.path, k, n)
-            t.values[i] = self.column.value_of_step(self.writer.base_step + (k + n if k < 0 else k))
+            t.values[i] = self.column.value_of_step(self.writer.base_step + (k + n if k < 0 else k), self.writer.base_step + n)
             if t.values[i] < 0:
                 raise errors_none(self.column.path)
         return t
 
 
-cdef Py_ssize_t bound_of(object path, object bound, Py_ssize_t n, Py_ssize_t default) except? -2:
-    cdef Py_ssize_t b
-    if bound is None:
-        return default
-    b = bound
-    if b < -n or b > n:
+cdef inline Py_ssize_t bound_of(object path, Py_ssize_t bound, Py_ssize_t n, Py_ssize_t most) except? -2:
+    if bound < -n or bound > most:
         raise errors.InvalidArgumentError(
-            f"slice bound {b} reaches outside the history of column {path}, which has {n} steps; "
+            f"slice bound {bound} reaches outside the history of column {path}, which has {n} steps; "
             "a trajectory column cannot contain any None data references")
-    return b + n if b < 0 else b
+    return bound + n if bound < 0 else bound
 
 
 cdef errors_index(path, index, n):
@@ -437,7 +435,7 @@ cdef class TrajectoryColumn:
             for i in range(self.n):
                 if not self.column.alive(self.value(i)):
                     raise errors_expired(self.column.path)
-                c = &self.column.ring[self.value(i) % self.column.keep]
+                c = &self.column.ring[self.value(i) & self.column.mask]
                 memcpy(out.base + <uint64_t>i * nbytes, sr_block_cell(&self.writer.session.store.st, c.block, c.col, c.row), nbytes)
         finally:
             self.writer.leave()
@@ -467,7 +465,7 @@ cdef class WriterCore:
     cdef PyThread_type_lock lock
     cdef readonly bint closed
     cdef readonly int64_t keep_alive
-    cdef readonly object tables          # name -> number
+    cdef readonly dict tables            # name -> number
     cdef readonly list columns           # Column, in order of first sight
     cdef dict by_path                    # path -> Column
     cdef dict groups                     # tuple of column numbers -> Group
@@ -484,6 +482,7 @@ cdef class WriterCore:
     cdef uint32_t episode_position
     cdef readonly object pending         # deque of Pending
     cdef readonly bint in_place          # a step is being written in place
+    cdef public object history_cache     # what `history` gives, None: to be made
     cdef Group place_group
     cdef uint32_t place_row
 
@@ -525,6 +524,24 @@ cdef class WriterCore:
 
     cdef inline Py_ssize_t history_length(self) noexcept:
         return self.step - self.base_step + (1 if self.step_open else 0)
+
+    @property
+    def history(self):
+        """References to what was appended, in the structure of all data seen, leaves like lists.
+
+        Index a leaf by int (one value, no time dimension), slice, or list of int; step -1 is the newest. Reaching beyond what is
+        kept (num_keep_alive_refs) is an error.
+
+        Raises:
+            WriterStateError: Nothing was appended yet.
+        """
+        if self.history_cache is None:
+            self.history_cache = self.make_history()
+        return self.history_cache
+
+    def make_history(self):
+        """The structure of column histories."""
+        return None
 
     def column_history(self, uint32_t number):
         """History of one column."""
@@ -1121,7 +1138,7 @@ cdef class WriterCore:
             for i in range(c.n):
                 if not c.column.alive(c.value(i)):
                     raise errors_expired(c.column.path)
-                x = &c.column.ring[c.value(i) % c.column.keep]
+                x = &c.column.ring[c.value(i) & c.column.mask]
                 copy.push(i, x.block, x.row, x.col)
                 if x.block == last:
                     continue
@@ -1235,6 +1252,18 @@ cdef int drop_foreign(list held) except -1:
 cdef const void *take_leaf(Column c, object leaf, Py_buffer *buf, char *scratch) except NULL:
     """Where the leaf's bytes are, checked against the column. May fill buf, which the caller releases, or scratch."""
     cdef type kind = type(leaf)
+    cdef sr_array_head *a
+    cdef int i
+    if kind is array_type and arrays_readable:
+        a = <sr_array_head *><PyObject *>leaf
+        if a.descr == <PyObject *>c.dtype and a.nd == c.ndim and a.flags & ARRAY_C_CONTIGUOUS:
+            for i in range(c.ndim):
+                if a.dimensions[i] != c.dims[i]:
+                    break
+            else:
+                return a.data
+    if kind is c.scalar_type and c.ndim == 0:
+        return SR_SCALAR_VALUE(<PyObject *>leaf)
     if kind is float and c.code == 12 and c.ndim == 0:
         (<double *>scratch)[0] = leaf
         return scratch
@@ -1290,7 +1319,7 @@ cdef uint32_t find_runs(TrajectoryColumn c, sr_run *runs) except? 0xffffffff:
     """Rows of a column as runs of equal stride within a block. Gives their number."""
     cdef uint32_t n = 0
     cdef Py_ssize_t i
-    cdef int64_t value, keep = c.column.keep
+    cdef int64_t value, mask = c.column.mask
     cdef cell *x
     cdef sr_run *r = NULL
     cdef int64_t next_row
@@ -1298,7 +1327,7 @@ cdef uint32_t find_runs(TrajectoryColumn c, sr_run *runs) except? 0xffffffff:
         value = c.value(i)
         if not c.column.alive(value):
             raise errors_expired(c.column.path)
-        x = &c.column.ring[value % keep]
+        x = &c.column.ring[value & mask]
         if r != NULL and r.block == x.block and r.col == x.col:
             if r.count == 1:
                 r.stride = <int32_t>(<int64_t>x.row - <int64_t>r.start)

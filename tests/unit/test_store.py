@@ -214,7 +214,7 @@ def test_threads_may_open_and_release_at_once(make: Make) -> None:
 )
 def test_names_that_are_refused(name: str) -> None:
     for call in (lambda: Store.create(name, [config()]), lambda: Store.open(name)):
-        with pytest.raises(InvalidArgumentError, match="store name .* expected 1 to 100"):
+        with pytest.raises(InvalidArgumentError, match=r"store name .* expected 1 to 100"):
             call()
 
 
@@ -245,7 +245,7 @@ def test_capacities_out_of_range(make: Make, capacity: int) -> None:
 
 @pytest.mark.parametrize("capacity", [2.0 * MIB, True, "2"])
 def test_capacities_of_other_types(make: Make, capacity: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match="capacity .*expected an int"):
+    with pytest.raises(ArgumentTypeError, match=r"capacity .*expected an int"):
         make(capacity=capacity)
 
 
@@ -283,7 +283,7 @@ def test_ports_out_of_range(make: Make, port: int) -> None:
 
 def test_ports_of_other_types(make: Make) -> None:
     for call in (lambda: make(port="80"), lambda: Store.find_by_port(80.0)):  # type: ignore[arg-type]
-        with pytest.raises(ArgumentTypeError, match="port .*expected an int"):
+        with pytest.raises(ArgumentTypeError, match=r"port .*expected an int"):
             call()
 
 
@@ -379,7 +379,7 @@ def test_a_name_taken_by_another_users_file(
     path.touch(0o600)
     os.chown(path, 65534, 65534)
     try:
-        with pytest.raises(StorePermissionError, match="user 65534.*expected .* of user 0"):
+        with pytest.raises(StorePermissionError, match=r"user 65534.*expected .* of user 0"):
             make(name)
         assert path.exists()
         assert not files_of(name)[1 - which].exists()

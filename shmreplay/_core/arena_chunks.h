@@ -1,0 +1,145 @@
+/* arena_chunks.h: the chunks of an arena as arena.c (allocating), commit.c (growing) and
+ * arena_check.c see them. Nobody else includes this: it is how the allocator keeps its books, not
+ * what it promises (arena.h). */
+#ifndef SR_ARENA_CHUNKS_H
+#define SR_ARENA_CHUNKS_H
+
+#include "arena.h"
+
+/* How the bytes lie: chunks tile [start + 48, committed_end - 16), each a multiple of 64 bytes, so
+ * that every payload (16 bytes after its header) starts on a cache line. The last 16 bytes are the
+ * header of an end marker: size 0, never free. Adding an extent turns the marker into an ordinary
+ * chunk. */
+#define FIRST_CHUNK 48u
+#define OVERHEAD (FIRST_CHUNK + SR_CHUNK_HEAD)
+#define CHUNK_MIN 64u
+#define KIND_SHIFT 56
+#define RESERVED_BITS 0x3cull
+#define FL_SHIFT 6u /* the first class starts at 2^6 */
+#define SL_LOG2 4u  /* 16 second-level classes */
+
+/* ------------------------------------------------------------------ reading and writing chunks */
+
+static inline sr_arena *arenas(const sr_store *st) { return sr_ptr(st, st->hdr->arenas_off); }
+static inline sr_chunk *chunk_at(const sr_store *st, uint64_t c) { return sr_ptr(st, c); }
+static inline sr_free_links *links_at(const sr_store *st, uint64_t c) {
+    return sr_ptr(st, c + SR_CHUNK_HEAD);
+}
+
+/* SYNC POINT: written under the arena lock; read without it by whoever holds the chunk
+ * (sr_alloc_bytes), while a neighbour may be flipping SR_CHUNK_PREV_FREE in the same word. Relaxed:
+ * size and kind do not change while it is held. */
+static inline uint64_t flags_get(const sr_chunk *c) {
+    return __atomic_load_n(&c->size_flags, __ATOMIC_RELAXED);
+}
+static inline void flags_set(sr_chunk *c, uint64_t v) {
+    __atomic_store_n(&c->size_flags, v, __ATOMIC_RELAXED);
+}
+/* SYNC POINT: the same for the end of the committed range; it only grows. */
+static inline uint64_t committed_end(const sr_arena *a) {
+    return __atomic_load_n(&a->committed_end, __ATOMIC_RELAXED);
+}
+
+static inline uint64_t size_of(uint64_t flags) { return flags & SR_CHUNK_SIZE_MASK; }
+static inline uint32_t kind_of(uint64_t flags) { return (uint32_t)(flags >> KIND_SHIFT); }
+
+/* Could a chunk header of this arena lie at c? (Not: does one.) */
+static inline int in_arena(const sr_store *st, const sr_arena *a, uint64_t c) {
+    uint64_t end = committed_end(a);
+    return c % SR_LINE == FIRST_CHUNK && c >= a->start + FIRST_CHUNK && end <= st->bytes &&
+           c < end && end - c > SR_CHUNK_HEAD;
+}
+static inline int size_fits(const sr_arena *a, uint64_t c, uint64_t size) {
+    return size >= CHUNK_MIN && size <= committed_end(a) - SR_CHUNK_HEAD - c;
+}
+
+static inline void class_of(uint64_t size, uint32_t *fl, uint32_t *sl) {
+    uint32_t top = 63u - (uint32_t)__builtin_clzll(size);
+    *fl = top - FL_SHIFT;
+    *sl = (uint32_t)(size >> (top - SL_LOG2)) & (SR_SL_COUNT - 1);
+}
+
+/* Everything that unlinking this free chunk will rely on. */
+static inline int free_chunk_ok(const sr_store *st, const sr_arena *a, uint64_t c) {
+    if (!in_arena(st, a, c)) return 0;
+    uint64_t flags = flags_get(chunk_at(st, c)), size = size_of(flags);
+    if (flags != (size | SR_CHUNK_FREE) || !size_fits(a, c, size)) return 0;
+    sr_free_links *l = links_at(st, c);
+    uint32_t fl, sl;
+    class_of(size, &fl, &sl);
+    if (fl >= SR_FL_COUNT) return 0;
+    if (l->prev == 0 ? a->head[fl][sl] != c
+                     : (!in_arena(st, a, l->prev) || links_at(st, l->prev)->next != c)) {
+        return 0;
+    }
+    return l->next == 0 || (in_arena(st, a, l->next) && links_at(st, l->next)->prev == c);
+}
+
+static inline void list_remove(sr_store *st, sr_arena *a, uint64_t c, uint64_t size) {
+    sr_free_links *l = links_at(st, c);
+    if (l->next != 0) links_at(st, l->next)->prev = l->prev;
+    if (l->prev != 0) {
+        links_at(st, l->prev)->next = l->next;
+        return;
+    }
+    uint32_t fl, sl;
+    class_of(size, &fl, &sl);
+    a->head[fl][sl] = l->next;
+    if (l->next == 0) {
+        a->sl_bitmap[fl] &= ~(1u << sl);
+        if (a->sl_bitmap[fl] == 0) a->fl_bitmap &= ~(1ull << fl);
+    }
+}
+
+/* Write the header of a free chunk, tell the chunk after it, and put it on its list. */
+static inline void list_add(sr_store *st, sr_arena *a, uint64_t c, uint64_t size) {
+    sr_chunk *after = chunk_at(st, c + size);
+    flags_set(chunk_at(st, c), size | SR_CHUNK_FREE);
+    flags_set(after, flags_get(after) | SR_CHUNK_PREV_FREE);
+    after->prev_size = size;
+    uint32_t fl, sl;
+    class_of(size, &fl, &sl);
+    uint64_t old = a->head[fl][sl];
+    SR_ASSERT(old == 0 || in_arena(st, a, old));
+    *links_at(st, c) = (sr_free_links){.next = old, .prev = 0};
+    if (old != 0) links_at(st, old)->prev = c;
+    a->head[fl][sl] = c;
+    a->sl_bitmap[fl] |= 1u << sl;
+    a->fl_bitmap |= 1ull << fl;
+}
+
+/* ------------------------------------------------------------------ growing (commit.c) */
+
+static inline uint64_t capacity_left(const sr_header *hdr) {
+    uint64_t have = atomic_load_explicit(&hdr->committed_bytes, memory_order_relaxed);
+    return have < hdr->capacity_bytes ? hdr->capacity_bytes - have : 0;
+}
+
+static inline uint64_t extent_bytes(const sr_store *st) {
+    return sr_align(st->hdr->extent_bytes, SR_PAGE);
+}
+
+/* What the committer should add to this arena now; 0: nothing. Under the lock. */
+static inline uint64_t ahead_bytes(const sr_store *st, const sr_arena *a) {
+    if (SR_LIKELY(a->free_bytes >= st->hdr->extent_bytes / 2)) return 0;
+    uint64_t step = extent_bytes(st), room = a->end - committed_end(a);
+    if (step > room) step = room;
+    return step <= capacity_left(st->hdr) ? step : 0;
+}
+
+/* Commit so much that the last chunk before committed_end is free and has `size` bytes: *found.
+ * Under the lock, system call and all: whoever comes for memory while there is none has to wait for
+ * it anyway. SR_OK, SR_FULL, SR_NOSPACE, SR_CORRUPT, SR_SYS. */
+int sr_arena_grow(sr_store *st, sr_arena *a, uint64_t size, uint64_t *found);
+
+/* Bytes that the file system behind the segment has free, for messages; 0 where it does not say. */
+uint64_t sr_file_system_left(const sr_store *st);
+
+/* Fill sr_last_detail() and give the status. */
+static inline int sr_fail(int status, uint64_t asked, uint64_t available, int sys_errno) {
+    sr_detail *d = sr_last_detail();
+    *d = (sr_detail){.asked = asked, .available = available, .sys_errno = sys_errno};
+    return status;
+}
+
+#endif

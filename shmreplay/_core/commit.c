@@ -1,0 +1,183 @@
+/* commit.c: giving memory to the segment, and to the arenas, on demand and ahead of it. */
+#include "arena_chunks.h"
+#include "lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/statvfs.h>
+
+#define FALLOCATE_TRIES 100 /* against EINTR; all signals but the fatal one are blocked meanwhile */
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* ------------------------------------------------------------------ memory for the segment */
+
+/* SYNC POINT: compare-and-swap rather than add and take back: a refused charge is never visible to
+ * others, who would be refused in turn although there is room for them. */
+static int charge_capacity(sr_header *hdr, uint64_t bytes) {
+    uint64_t have = atomic_load_explicit(&hdr->committed_bytes, memory_order_relaxed);
+    do {
+        if (have > hdr->capacity_bytes || bytes > hdr->capacity_bytes - have) return SR_FULL;
+    } while (!atomic_compare_exchange_weak_explicit(&hdr->committed_bytes, &have, have + bytes,
+                                                    memory_order_relaxed, memory_order_relaxed));
+    return SR_OK;
+}
+
+uint64_t sr_file_system_left(const sr_store *st) {
+    struct statvfs vfs;
+    if (fstatvfs(st->fd, &vfs) != 0) return 0; /* only a figure for the message of another error */
+    return (uint64_t)vfs.f_bavail * vfs.f_frsize;
+}
+
+/* Returns an errno. A signal makes tmpfs undo the whole call and return EINTR: a profiler's timer
+ * could do so for ever. */
+static int fallocate_uninterrupted(int fd, uint64_t off, uint64_t bytes) {
+    sigset_t all, old;
+    sigfillset(&all);
+    int rc = pthread_sigmask(SIG_SETMASK, &all, &old);
+    SR_ASSERT(rc == 0);
+    for (int i = 0; i < FALLOCATE_TRIES; i++) {
+        rc = posix_fallocate(fd, (off_t)off, (off_t)bytes);
+        if (rc != EINTR) break;
+    }
+    int restored = pthread_sigmask(SIG_SETMASK, &old, NULL);
+    SR_ASSERT(restored == 0);
+    return rc;
+}
+
+int sr_commit(sr_store *st, uint64_t off, uint64_t bytes, uint64_t charge) {
+    if (bytes == 0 || off > st->bytes || bytes > st->bytes - off) {
+        return sr_fail(SR_INVALID, bytes, st->bytes, 0);
+    }
+    uint64_t from = off & ~(uint64_t)(SR_PAGE - 1), to = sr_align(off + bytes, SR_PAGE);
+    if (charge != 0 && charge_capacity(st->hdr, charge) != SR_OK) {
+        return sr_fail(SR_FULL, charge, capacity_left(st->hdr), 0);
+    }
+    /* Crash window: charged and not recorded. Callers that charge hold the arena (or stripe) lock,
+     * so a death here marks the store dirty, and the repair counts again. */
+    int err = fallocate_uninterrupted(st->fd, from, to - from);
+    if (SR_LIKELY(err == 0)) return SR_OK;
+    if (charge != 0) {
+        atomic_fetch_sub_explicit(&st->hdr->committed_bytes, charge, memory_order_relaxed);
+    }
+    int none = err == ENOSPC || err == ENOMEM || err == EDQUOT;
+    return sr_fail(none ? SR_NOSPACE : SR_SYS, bytes, sr_file_system_left(st), err);
+}
+
+void sr_populate(sr_store *st, uint64_t off, uint64_t bytes) {
+    if (bytes == 0 || sr_at(st, off, bytes) == NULL) return;
+    uint64_t from = off & ~(uint64_t)(SR_PAGE - 1), to = sr_align(off + bytes, SR_PAGE);
+    /* Advice: without it the first touch of each page takes a fault, and that is all. Hence no look
+     * at the result. */
+    (void)madvise(st->base + from, to - from, MADV_POPULATE_WRITE);
+}
+/* ------------------------------------------------------------------ growing */
+
+/* Hand `bytes` of committed memory after committed_end to the allocator. Under the lock. */
+static void add_extent(sr_store *st, sr_arena *a, uint64_t bytes) {
+    uint64_t end = committed_end(a), c, size;
+    if (end == a->start) {
+        c = end + FIRST_CHUNK;
+        size = bytes - OVERHEAD;
+    } else {
+        c = end - SR_CHUNK_HEAD; /* the end marker becomes the header of the new chunk */
+        size = bytes;
+        sr_chunk *marker = chunk_at(st, c);
+        if (flags_get(marker) & SR_CHUNK_PREV_FREE) {
+            uint64_t last = marker->prev_size;
+            list_remove(st, a, c - last, last);
+            c -= last;
+            size += last;
+            a->free_bytes -= last;
+        }
+    }
+    flags_set(chunk_at(st, end + bytes - SR_CHUNK_HEAD), (uint64_t)SR_KIND_END << KIND_SHIFT);
+    __atomic_store_n(&a->committed_end, end + bytes, __ATOMIC_RELAXED);
+    list_add(st, a, c, size);
+    a->free_bytes += size;
+}
+
+/* The free chunk before the end marker: its size, or 0. UINT64_MAX where the marker or the chunk is
+ * damaged. */
+static uint64_t tail_bytes(const sr_store *st, const sr_arena *a) {
+    uint64_t end = committed_end(a);
+    if (end == a->start) return 0;
+    if (end < a->start + SR_PAGE || end > a->end || end > st->bytes) return UINT64_MAX;
+    sr_chunk *marker = chunk_at(st, end - SR_CHUNK_HEAD);
+    uint64_t flags = flags_get(marker), last = marker->prev_size;
+    if ((flags & ~SR_CHUNK_PREV_FREE) != (uint64_t)SR_KIND_END << KIND_SHIFT) return UINT64_MAX;
+    if (!(flags & SR_CHUNK_PREV_FREE)) return 0;
+    if (last > end - SR_CHUNK_HEAD || !free_chunk_ok(st, a, end - SR_CHUNK_HEAD - last) ||
+        size_of(flags_get(chunk_at(st, end - SR_CHUNK_HEAD - last))) != last) {
+        return UINT64_MAX;
+    }
+    return last;
+}
+
+int sr_arena_grow(sr_store *st, sr_arena *a, uint64_t size, uint64_t *found) {
+    uint64_t tail = tail_bytes(st, a), end = committed_end(a);
+    if (tail == UINT64_MAX) return SR_CORRUPT;
+    if (tail < size) {
+        uint64_t room = a->end - end;
+        uint64_t least = sr_align(size - tail + (end == a->start ? OVERHEAD : 0), SR_PAGE);
+        if (least > room) return sr_fail(SR_FULL, least, room, 0);
+        uint64_t step = extent_bytes(st);
+        if (step > room) step = room;
+        if (step < least) step = least;
+        int rc = sr_commit(st, end, step, step);
+        if ((rc == SR_FULL || rc == SR_NOSPACE) && step > least) {
+            step = least;
+            rc = sr_commit(st, end, step, step);
+        }
+        if (rc != SR_OK) return rc;
+        add_extent(st, a, step);
+        tail = tail_bytes(st, a);
+        SR_ASSERT(tail != UINT64_MAX && tail >= size);
+    }
+    *found = committed_end(a) - SR_CHUNK_HEAD - tail;
+    return SR_OK;
+}
+
+/* 1 if an extent (or what others left of it) was added, 0 if not, or a negative status. */
+static int commit_ahead(sr_store *st, sr_arena *a) {
+    int rc = sr_lock(st, &a->lock);
+    if (rc != SR_OK) return rc;
+    uint64_t from = committed_end(a), bytes = ahead_bytes(st, a);
+    sr_unlock(&a->lock);
+    if (bytes == 0) return 0;
+    /* Not charged yet. Crash window: dying here leaves pages that nobody counts and that the next
+     * commit of this range uses; a charge would stay behind for ever, since no lock is held that
+     * could tell of our death. */
+    rc = sr_commit(st, from, bytes, 0);
+    if (rc != SR_OK) return rc;
+    sr_populate(st, from, bytes);
+    rc = sr_lock(st, &a->lock);
+    if (rc != SR_OK) return rc;
+    /* An allocation may have grown the arena meanwhile, into the pages that we just committed: the
+     * rest is still good. Where the capacity went elsewhere the pages stay, uncounted, for the
+     * arena's next growth: giving them back could take them from under another committer. */
+    uint64_t end = committed_end(a), left = from + bytes - end;
+    int added = 0;
+    if (tail_bytes(st, a) == UINT64_MAX) {
+        added = SR_CORRUPT;
+    } else if (end >= from && end < from + bytes && charge_capacity(st->hdr, left) == SR_OK) {
+        add_extent(st, a, left);
+        added = 1;
+    }
+    sr_unlock(&a->lock);
+    return added;
+}
+
+int sr_commit_ahead(sr_store *st) {
+    int added = 0;
+    for (uint32_t i = 0; i < st->hdr->n_arenas; i++) {
+        int rc = commit_ahead(st, &arenas(st)[i]);
+        if (rc < 0) return added > 0 && rc != SR_CORRUPT ? added : rc;
+        added += rc;
+    }
+    return added;
+}
