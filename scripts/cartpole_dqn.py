@@ -16,6 +16,9 @@ The newest weights reach the actors through a table of one item, 'policy', which
 often as they like. The rate limiter of 'replay' keeps actors and learner in step: whoever runs
 ahead waits. The run ends, with exit code 0, once the mean return of the last 50 evaluation episodes
 is at least 475, and with exit code 1 if that does not happen within the budget.
+
+Things to look at, if this is the program that you want to copy from: `make_tables`, `Actor._write`,
+`Learner.update`, and `playing_processes`.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Config:
     # Learning
     layer_sizes: tuple[int, ...] = (4, 128, 128, 2)
     batch_size: int = 64
-    n_step: int = 3
+    n_step: int = 5
     gamma: float = 0.99
     learning_rate: float = 5e-4
     final_learning_rate: float = 5e-5
@@ -269,7 +272,7 @@ class Learner:
         self._online.initialise(np.random.default_rng(config.seed))
         self._target = QNetwork(config.layer_sizes, INPUT_SCALE, self._online.parameters)
         self._optimiser = Adam(self._online.parameters.size, config.max_gradient_norm)
-        self._priority = 1.0  # what new transitions get, so that each is soon looked at once
+        self._priority = 1.0  # for new transitions: the largest of late, so that each is soon seen
         self.updates = 0
         self.priorities_written = 0
         self.sampled_by_actor = np.zeros(config.actors, np.int64)
@@ -426,7 +429,7 @@ class Monitor:
             inserts_per_second=(inserts - (last.inserts if last else 0)) / elapsed,
             samples_per_second=(samples - (last.samples if last else 0)) / elapsed,
             table_size=table.current_size,
-            arena_bytes=self._client.stats()["arena_used_bytes"],
+            arena_bytes=int(self._client.stats()["arena_used_bytes"]),
         )
         return self._last
 
@@ -499,11 +502,15 @@ def ignored_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+class ProcessLostError(Exception):
+    """An actor or the evaluator has ended, although the run goes on."""
+
+
 def check_processes(processes: list[BaseProcess]) -> None:
-    """Raises RuntimeError if one of the processes has ended."""
+    """Raises ProcessLostError if one of the processes has ended."""
     for process in processes:
         if process.exitcode is not None:
-            raise RuntimeError(f"The {process.name} ended with exit code {process.exitcode}.")
+            raise ProcessLostError(f"{process.name} ended with exit code {process.exitcode}")
 
 
 def train(config: Config, display: Display) -> Result:
@@ -552,7 +559,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     defaults = Config()
     parser = argparse.ArgumentParser(
         description=f"Learns {defaults.environment} with a DQN, two actors and shmreplay.",
-        epilog="Exit code: 0 learned, 1 not learned within the budget, 130 interrupted.",
+        epilog="Exit code: 0 learned, 1 not learned within the budget, 3 a process was lost,"
+        " 130 interrupted.",
     )
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument(
@@ -583,7 +591,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         help="where the learning curve goes (default: %(default)s)",
     )
     parser.add_argument("--summary", type=Path, help="also write the summary here, as JSON")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.seed < 0:
+        parser.error(f"--seed must be 0 or more, got {options.seed}")
+    if options.actors < 1:
+        parser.error(f"--actors must be 1 or more, got {options.actors}")
+    return options
 
 
 def log_summary(result: Result) -> None:
@@ -612,7 +625,6 @@ def write_summary(result: Result, path: Path) -> None:
     fields["learned"] = result.learned
     fields["priorities_written"] = result.priorities_written
     fields["sampled_by_actor"] = result.sampled_by_actor
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(fields, indent=2) + "\n")
 
 
@@ -636,12 +648,17 @@ def main(arguments: list[str] | None = None) -> int:
         max_updates=options.max_updates,
         max_seconds=options.max_seconds,
     )
+    for path in filter(None, (options.out, options.summary)):
+        path.parent.mkdir(parents=True, exist_ok=True)  # fails now rather than after the run
     try:
         with make_display(config) as display:
             result = train(config, display)
     except KeyboardInterrupt:
         logger.info("Interrupted: the actors are gone, and nothing is left in shared memory.")
         return 130
+    except ProcessLostError as error:
+        logger.error("Stopped: %s", error)
+        return 3
     log_summary(result)
     if options.summary is not None:
         write_summary(result, options.summary)

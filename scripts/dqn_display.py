@@ -66,7 +66,13 @@ class RichDisplay:
             f"[bold]{progress.mean_return:.1f}[/] of {config.target_return:.1f}",
         )
         grid.add_row(
-            "", ProgressBar(total=config.target_return, completed=progress.mean_return, width=40)
+            "",
+            ProgressBar(
+                total=config.target_return,
+                completed=progress.mean_return,
+                width=40,
+                finished_style="green",
+            ),
         )
         grid.add_row("last evaluation episodes", sparkline(evaluations))
         grid.add_row("evaluation episodes", f"{progress.episodes:,}")
@@ -114,6 +120,5 @@ def save_curve(result: Result, config: Config, path: Path) -> None:
     axes.set(xlabel="updates of the learner", ylabel="return", ylim=(0, 1.05 * MAX_RETURN))
     axes.set_title(f"{config.environment}, {config.actors} actors, seed {config.seed}")
     axes.legend(loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, format="png", dpi=150)
     pyplot.close(figure)

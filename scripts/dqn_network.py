@@ -41,6 +41,16 @@ def _layers(flat: FloatArray, sizes: tuple[int, ...]) -> list[Layer]:
     return layers
 
 
+def _linear(inputs: FloatArray, layer: Layer) -> FloatArray:
+    outputs: FloatArray = inputs @ layer.weight + layer.bias
+    return outputs
+
+
+def _relu(inputs: FloatArray) -> FloatArray:
+    outputs: FloatArray = np.maximum(inputs, np.float32(0.0))
+    return outputs
+
+
 class QNetwork:
     """Action values of a state: fully connected layers with ReLU in between.
 
@@ -76,9 +86,8 @@ class QNetwork:
         """Action values float32[..., actions] of observations float32[..., sizes[0]]."""
         activation = observations * self.input_scale
         for layer in self._layers[:-1]:
-            activation = np.maximum(activation @ layer.weight + layer.bias, 0.0)
-        output = self._layers[-1]
-        return activation @ output.weight + output.bias
+            activation = _relu(_linear(activation, layer))
+        return _linear(activation, self._layers[-1])
 
     def backward(
         self, observations: FloatArray, actions: IntArray, targets: FloatArray, weights: FloatArray
@@ -100,9 +109,8 @@ class QNetwork:
         """
         inputs = [observations * self.input_scale]
         for layer in self._layers[:-1]:
-            inputs.append(np.maximum(inputs[-1] @ layer.weight + layer.bias, 0.0))
-        output = self._layers[-1]
-        values = inputs[-1] @ output.weight + output.bias
+            inputs.append(_relu(_linear(inputs[-1], layer)))
+        values = _linear(inputs[-1], self._layers[-1])
 
         rows = np.arange(len(actions))
         errors: FloatArray = values[rows, actions] - targets

@@ -23,6 +23,7 @@ import logging
 from collections import deque
 
 from numpy import arange as _arange
+from numpy import dtype as _dtype
 from numpy import ndarray as _ndarray
 
 from shmreplay import errors, limits
@@ -41,6 +42,10 @@ logger = logging.getLogger("shmreplay")
 
 include "_binding/core.pxi"
 
+cdef object _uint64 = _dtype("uint64")
+cdef object _int64 = _dtype("int64")
+cdef object _int32 = _dtype("int32")
+cdef object _float64 = _dtype("float64")
 cdef double WAIT_LOG_AFTER_S = limits.WAIT_LOG_AFTER_S
 cdef uint64_t BLOCK_BYTES = limits.BLOCK_BYTES
 cdef int64_t BLOCK_ROWS_MAX = limits.BLOCK_ROWS_MAX

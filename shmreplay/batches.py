@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,29 +11,13 @@ import numpy.typing as npt
 
 from shmreplay import _native, errors, tree
 from shmreplay.connection import Connection
-from shmreplay.item_schema import Column
+from shmreplay.item_schema import Column, ItemSchema
 from shmreplay.replay_sample import ReplaySample, SampleInfo
-
-_ITEM_BYTES_INFO = 8 + 8 + 8 + 8 + 4
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """An array on a 64-byte boundary, from the pool."""
-    count = 1
-    for d in shape:
-        count *= d
-    return np.ndarray(shape, dtype, _native.Buffer(count * dtype.itemsize))
-
-
-def _info(batch: _native.Batch, n: int) -> SampleInfo:
-    buffer = _native.Buffer(n * _ITEM_BYTES_INFO)
-    key = np.ndarray(n, np.uint64, buffer, 0)
-    probability = np.ndarray(n, np.float64, buffer, 8 * n)
-    table_size = np.ndarray(n, np.int64, buffer, 16 * n)
-    priority = np.ndarray(n, np.float64, buffer, 24 * n)
-    times_sampled = np.ndarray(n, np.int32, buffer, 32 * n)
-    batch.info_arrays(key, probability, table_size, priority, times_sampled)
-    return SampleInfo(key, probability, table_size, priority, times_sampled)
+    return np.ndarray(shape, dtype, _native.Buffer(math.prod(shape) * dtype.itemsize))
 
 
 def _shape_of(column: Column, length: int, n: int) -> tuple[int, ...]:
@@ -53,43 +38,47 @@ def gather(connection: Connection, batch: _native.Batch, out: Any) -> ReplaySamp
             "Client.sample(emit_timesteps=False) or Client.borrow"
         )
     schema = connection.schema(number)
-    shapes = [
-        _shape_of(column, length, n)
-        for column, (length, _, _) in zip(schema.columns, batch.columns(0), strict=True)
-    ]
-    if out is None:
-        arrays = [_empty(s, c.dtype) for s, c in zip(shapes, schema.columns, strict=True)]
-    else:
-        arrays = _checked_out(out, shapes, schema.columns, n)
-    bad = batch.gather(arrays, 0, n)
-    if bad >= 0:
+    plan = schema.plan
+    arrays = None if out is None else _checked_out(out, batch.shapes(plan), schema, n)
+    stacked = batch.stack(plan, arrays)
+    if isinstance(stacked, int):
         raise errors.InvalidArgumentError(
-            f"item {bad} of the batch has columns of {[c[0] for c in batch.columns(bad)]} steps, "
-            f"item 0 of {[c[0] for c in batch.columns(0)]}: items of different length cannot be "
-            "stacked; use Client.sample(emit_timesteps=False) or Client.borrow"
+            f"item {stacked} of the batch has columns of {[c[0] for c in batch.columns(stacked)]} "
+            f"steps, item 0 of {[c[0] for c in batch.columns(0)]}: items of different length "
+            "cannot be stacked; use Client.sample(emit_timesteps=False) or Client.borrow"
         )
-    return ReplaySample(_info(batch, n), schema.unflatten(arrays))
+    info, columns = stacked
+    return ReplaySample(SampleInfo(*info), schema.unflatten(columns))
 
 
 def _checked_out(
-    out: Any, shapes: Sequence[tuple[int, ...]], columns: Sequence[Column], n: int
+    out: Any, shapes: Sequence[tuple[int, ...]], schema: ItemSchema, n: int
 ) -> list[npt.NDArray[Any]]:
     flat = tree.flatten_with_path(out)
     if len(flat) != len(shapes):
         raise errors.InvalidArgumentError(
             f"out has {len(flat)} arrays, the items have {len(shapes)} columns"
         )
+    if not schema.is_like(out):
+        try:
+            tree.assert_same_structure(schema.structure, out)
+        except errors.InvalidArgumentError as e:
+            raise errors.InvalidArgumentError(
+                f"out must have the structure that the items were created with. {e}"
+            ) from None
     arrays = []
-    for (path, array), shape, column in zip(flat, shapes, columns, strict=True):
+    for (path, array), shape, column in zip(flat, shapes, schema.columns, strict=True):
         if not isinstance(array, np.ndarray):
             raise errors.ArgumentTypeError(f"out at {path} is {type(array).__name__}, not an array")
-        fits = array.dtype == column.dtype and array.shape[1:] == shape[1:] and len(array) >= n
-        if not fits or not array.flags.c_contiguous or not array.flags.writeable:
+        fits = array.ndim == len(shape) and array.shape[1:] == shape[1:] and len(array) >= n
+        fits = fits and array.dtype == column.dtype
+        flags = array.flags
+        if not fits or not flags.c_contiguous or not flags.writeable:
             raise errors.InvalidArgumentError(
                 f"out at {path} is {array.dtype}{list(array.shape)}; expected a writable "
                 f"C-contiguous array {column.dtype}{list(shape)}"
             )
-        arrays.append(array[:n])
+        arrays.append(array if len(array) == n else array[:n])
     return arrays
 
 
@@ -109,28 +98,18 @@ def item_arrays(connection: Connection, batch: _native.Batch, i: int) -> tuple[A
 def item_views(connection: Connection, batch: _native.Batch, i: int) -> Any:
     """Read-only views of one item's columns, in its structure; copies where steps lie apart."""
     schema = connection.schema(batch.schema_of(i))
-    lengths = batch.columns(i)
-    views: list[npt.NDArray[Any]] = []
-    for c, (column, (length, _, _)) in enumerate(zip(schema.columns, lengths, strict=True)):
-        window = batch.view(i, c)
-        if window is None:
-            return _item_copies(connection, batch, i)
-        views.append(np.ndarray(_shape_of(column, length, 1)[1:], column.dtype, window))
+    views = batch.views(i, schema.plan)
+    if any(v is None for v in views):
+        _, copies = item_arrays(connection, batch, i)
+        for c, copy in enumerate(copies):
+            if views[c] is None:
+                copy.flags.writeable = False
+                views[c] = copy
     return schema.unflatten(views)
 
 
-def _item_copies(connection: Connection, batch: _native.Batch, i: int) -> Any:
-    schema, arrays = item_arrays(connection, batch, i)
-    for c, array in enumerate(arrays):
-        window = batch.view(i, c)
-        if window is not None:
-            arrays[c] = np.ndarray(array.shape, array.dtype, window)
-        array.flags.writeable = False
-    return schema.unflatten(arrays)
-
-
 class SampleOutput:
-    """How `Client.sample` gives an item: by steps or whole, flat or in the signature's structure."""
+    """How `Client.sample` gives an item: by steps or whole, flat or structured as the signature."""
 
     def __init__(self, signature: Any, emit_timesteps: bool) -> None:
         """Takes the structure to unpack to (None: a flat list) and whether to split into steps."""
@@ -152,7 +131,8 @@ class SampleOutput:
                 f"{[a.shape for a in arrays]}; use emit_timesteps=False."
             )
         return [
-            ReplaySample(info, self._pack([a[t, ...] for a in arrays])) for t in range(lengths.pop())
+            ReplaySample(info, self._pack([a[t, ...] for a in arrays]))
+            for t in range(lengths.pop())
         ]
 
     def _pack(self, leaves: list[Any]) -> Any:

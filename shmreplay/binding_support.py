@@ -41,9 +41,14 @@ def as_array(leaf: Any, path: Path) -> npt.NDArray[Any]:
     return array if array.flags.c_contiguous else array.copy(order="C")
 
 
-def table_not_found(name: object, tables: Mapping[str, int]) -> errors.TableNotFoundError:
+def table_not_found(name: object, tables: Mapping[str, int]) -> errors.ReverbError:
     """The error for a table that is not there; names those that are."""
     there = ", ".join(repr(t) for t in sorted(tables))
+    if not isinstance(name, str):
+        return errors.ArgumentTypeError(
+            f"a table is named by a str, got {type(name).__name__}: {name!r}. "
+            f"The server has these tables: {there}."
+        )
     return errors.TableNotFoundError(
         f"Unable to create item in table {name!r} since the table could not be found. "
         f"Priority table {name} was not found. The server has these tables: {there}."

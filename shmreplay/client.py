@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -17,7 +20,7 @@ from shmreplay.connection import Connection
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.reverb_types import TableInfo
 from shmreplay.sampler import Sampler
-from shmreplay.spec import dtype_code
+from shmreplay.spec import DTYPE_CODES
 from shmreplay.store import Store
 from shmreplay.trajectory_writer import TrajectoryWriter, checked_keep_alive
 
@@ -46,7 +49,7 @@ class Client:
         self._connection: Connection | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._stash: dict[int, _native.Batch] = {}
+        self._stash: dict[int, deque[_native.Batch]] = {}
         self._insert_writers: list[TrajectoryWriter] = []
 
     @property
@@ -64,10 +67,9 @@ class Client:
 
     def _connected(self) -> Connection:
         connection = self._connection
-        if connection is not None and not connection.store.forked:
-            connection.check_open()
-            return connection
-        return self._connect()
+        if connection is None or connection.unusable:
+            return self._connect()
+        return connection
 
     def _connect(self) -> Connection:
         if self._connection is not None and self._connection.store.forked:
@@ -128,6 +130,7 @@ class Client:
             DeadlineExceededError: A limiter did not let the item in; names the tables that have it.
             ArenaFullError: No memory.
         """
+        seconds = limits.checked_timeout(timeout)
         connection = self._connected()
         if not isinstance(priorities, Mapping) or not priorities:
             raise errors.InvalidArgumentError(
@@ -145,6 +148,7 @@ class Client:
                 raise errors.ArgumentTypeError(f"data at {path} is None; expected an array")
         writer = self._take_insert_writer(connection, data)
         done: list[str] = []
+        end = None if seconds is None else time.monotonic() + seconds
         try:
             writer.append(data)
             item = tree.map_structure_with_path(lambda path, _: writer.last_of(path), data)
@@ -152,37 +156,43 @@ class Client:
                 writer.check_item(number, table, item)
             for number, table, priority in targets:
                 describe = connection.describe_wait(number, "insert")
-                writer.insert_now(number, table, priority, item, timeout, describe)
+                left = None if end is None else end - time.monotonic()
+                writer.insert_now(number, table, priority, item, left, describe)
                 done.append(table)
-        except errors.DeadlineExceededError as e:
-            e.add_note(f"inserted into: {done}")
+        except BaseException as e:
+            if len(targets) > 1:
+                e.add_note(f"inserted into: {done}")
             raise
         finally:
             writer.finish_episode(True)
-            self._insert_writers.append(writer)
+            self._give_insert_writer(writer)
 
     def _take_insert_writer(self, connection: Connection, data: Any) -> TrajectoryWriter:
         """A writer whose columns fit the data: inserts of other types need another one."""
-        for i, writer in enumerate(self._insert_writers):
-            if writer.accepts(data):
-                try:
+        with self._lock:
+            for i, writer in enumerate(self._insert_writers):
+                if writer.accepts(data):
                     return self._insert_writers.pop(i)
-                except IndexError:  # another thread took one
-                    break
-        while len(self._insert_writers) > limits.INSERT_WRITERS_MAX:
-            self._insert_writers.pop(0).close()
+            while len(self._insert_writers) > limits.INSERT_WRITERS_MAX:
+                self._insert_writers.pop(0).close()
         return TrajectoryWriter(connection, 1)
+
+    def _give_insert_writer(self, writer: TrajectoryWriter) -> None:
+        with self._lock:
+            if not self._closed:
+                self._insert_writers.append(writer)
+                return
+        writer.close()
 
     def _checked_priority(self, connection: Connection, table: str, priority: Any) -> float:
         number = connection.number(table)
-        try:
-            value = float(priority)
-        except (TypeError, ValueError):
+        if np.ndim(priority) > 0:
             raise errors.ArgumentTypeError(
-                f"the priority for table {table!r} must be a number, got {priority!r}"
-            ) from None
-        self._check_priorities(connection, table, number, np.array([value]))
-        return value
+                f"the priority for table {table!r} must be one number, got {priority!r:.80}"
+            )
+        values = _batch_priorities(priority, 1)
+        self._check_priorities(connection, table, number, values)
+        return float(values[0])
 
     def _check_priorities(
         self, connection: Connection, table: str, number: int, values: npt.NDArray[np.float64]
@@ -220,13 +230,13 @@ class Client:
             DeadlineExceededError: Says how many of the first items are in.
             ArenaFullError: No memory; says how many of the first items are in.
         """
+        seconds = limits.checked_timeout(timeout)
         connection = self._connected()
         number = connection.number(table)
         columns, n = _batch_columns(data)
         prio = _batch_priorities(priorities, n)
         self._check_priorities(connection, table, number, prio)
-        codes = [dtype_code(c.dtype) for c in columns]
-        leaves = [(code, c.shape[1:], True) for code, c in zip(codes, columns, strict=True)]
+        leaves = [(DTYPE_CODES[c.dtype], c.shape[1:], True) for c in columns]
         connection.check_signature(number, leaves)
         schema = connection.intern(data, leaves)
         keys = np.zeros(n, np.uint64)
@@ -240,7 +250,7 @@ class Client:
                 n,
                 prio,
                 schema,
-                timeout,
+                seconds,
                 connection.describe_wait(number, "insert_batch"),
                 connection.next_episode(),
                 keys,
@@ -270,13 +280,19 @@ class Client:
     # ------------------------------------------------------------------ sampling
 
     def _draw(
-        self, connection: Connection, number: int, n: int, timeout: float | None
+        self,
+        connection: Connection,
+        number: int,
+        n: int,
+        timeout: float | None,
+        partial: _native.Batch | None = None,
     ) -> _native.Batch:
-        """n pinned items; the batch owns a session, which goes back by `_finish`."""
-        partial = self._stash.pop(number, None)
-        if partial is not None and len(partial) > n:
-            self._stash[number] = partial
-            partial = None
+        """Draws and pins n items, of which `partial` has the first.
+
+        The batch owns a session, which goes back by `_finish`.
+        """
+        if partial is None:
+            partial = self._from_stash(connection, number, n)
         session = connection.take_session() if partial is None else partial.owner
         describe = connection.describe_wait(number, "sampling")
         try:
@@ -289,10 +305,28 @@ class Client:
                 connection.give_session(session)
             raise
 
+    def _from_stash(self, connection: Connection, number: int, n: int) -> _native.Batch | None:
+        """At most n items that an earlier call drew and could not deliver, in their order."""
+        if not self._stash:
+            return None
+        with self._lock:
+            waiting = self._stash.get(number)
+            if not waiting:
+                return None
+            if len(waiting[0]) <= n:
+                return waiting.popleft()
+            session = connection.take_session()
+            try:
+                return waiting[0].split(n, session)
+            except BaseException:
+                connection.give_session(session)
+                raise
+
     def _keep(self, connection: Connection, number: int, batch: _native.Batch) -> None:
         """A call that failed after drawing: where sampling consumes, nothing may be lost."""
-        if connection.configs[number].max_times_sampled > 0 and number not in self._stash:
-            self._stash[number] = batch
+        if connection.configs[number].max_times_sampled > 0:
+            with self._lock:
+                self._stash.setdefault(number, deque()).appendleft(batch)
         else:
             self._finish(connection, batch)
 
@@ -329,6 +363,7 @@ class Client:
                 length and emit_timesteps is on.
             DeadlineExceededError: No item within the timeout.
         """
+        seconds = limits.checked_timeout(timeout)
         n = limits.checked_int("num_samples", num_samples)
         if n == 0 or n < -1:
             raise errors.InvalidArgumentError(
@@ -340,7 +375,7 @@ class Client:
             connection.configs[number].signature() if unpack_as_table_signature else None,
             emit_timesteps,
         )
-        return self._samples(number, max(n, 0), output, timeout)
+        return self._samples(number, max(n, 0), output, seconds)
 
     def _samples(
         self, number: int, n: int, output: SampleOutput, timeout: float | None
@@ -385,9 +420,15 @@ class Client:
             DeadlineExceededError: Nothing was drawn within the timeout.
         """
         n = checked_batch_size(batch_size)
+        seconds = limits.checked_timeout(timeout)
         connection = self._connected()
         number = connection.number(table)
-        batch = self._draw(connection, number, n, timeout)
+        return self._delivered(connection, number, self._draw(connection, number, n, seconds), out)
+
+    def _delivered(
+        self, connection: Connection, number: int, batch: _native.Batch, out: Any
+    ) -> ReplaySample:
+        """The batch as arrays; its pins and its session are given back."""
         try:
             result = gather(connection, batch, out)
         except BaseException:
@@ -395,6 +436,33 @@ class Client:
             raise
         self._finish(connection, batch)
         return result
+
+    def _draw_ahead(
+        self, table: str, n: int, timeout: float | None, stopped: Callable[[], bool]
+    ) -> ReplaySample | None:
+        """As `sample_batch`, but ends soon after `stopped` says so, with what was drawn until then.
+
+        None: nothing was.
+        """
+        connection = self._connected()
+        number = connection.number(table)
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        batch: _native.Batch | None = None
+        while True:
+            left = max(min(end - time.monotonic(), limits.WAIT_SLICE_MS / 1000), 0.0)
+            try:
+                batch = self._draw(connection, number, n, left, batch)
+            except errors.DeadlineExceededError:
+                if stopped():
+                    return None
+                if time.monotonic() >= end:
+                    describe = connection.describe_wait(number, "sampling")
+                    raise errors.DeadlineExceededError(
+                        f"no sample within {timeout} s: {describe()}"
+                    ) from None
+                continue
+            if len(batch) == n or stopped() or time.monotonic() >= end:
+                return self._delivered(connection, number, batch, None)
 
     def borrow(self, table: str, n: int = 1, timeout: float | None = None) -> Borrowed:
         """Samples n items without copying: a context manager that gives read-only views.
@@ -417,11 +485,12 @@ class Client:
             TableNotFoundError: There is no such table.
         """
         count = checked_batch_size(n)
+        seconds = limits.checked_timeout(timeout)
         connection = self._connected()
         number = connection.number(table)
 
         def draw() -> _native.Batch:
-            return self._draw(connection, number, count, timeout)
+            return self._draw(connection, number, count, seconds)
 
         return Borrowed(connection, draw)
 
@@ -441,14 +510,13 @@ class Client:
             TableNotFoundError: There is no such table.
         """
         n = checked_batch_size(batch_size)
+        seconds = limits.checked_timeout(timeout)
         self._connected().number(table)
-        return Sampler(lambda wait: self.sample_batch(table, n, wait), prefetch, timeout)
+        return Sampler(lambda stopped: self._draw_ahead(table, n, seconds, stopped), prefetch)
 
     # ------------------------------------------------------------------ changing by key
 
-    def update_priorities(
-        self, table: str, keys: npt.ArrayLike, priorities: npt.ArrayLike
-    ) -> int:
+    def update_priorities(self, table: str, keys: npt.ArrayLike, priorities: npt.ArrayLike) -> int:
         """Sets new priorities. Keys that are not there any more are skipped.
 
         Args:
@@ -589,9 +657,7 @@ def checked_batch_size(value: Any) -> int:
     """
     n = limits.checked_int("batch_size", value)
     if not 1 <= n <= limits.MAX_BATCH:
-        raise errors.InvalidArgumentError(
-            f"batch_size must be in [1, {limits.MAX_BATCH}], got {n}"
-        )
+        raise errors.InvalidArgumentError(f"batch_size must be in [1, {limits.MAX_BATCH}], got {n}")
     return n
 
 
@@ -602,18 +668,17 @@ def checked_keys(keys: Any) -> npt.NDArray[np.uint64]:
         ArgumentTypeError: They are not non-negative integers.
         InvalidArgumentError: They are not one-dimensional.
     """
+    if isinstance(keys, list | tuple):
+        # Not through numpy's own rules: large and small integers together would become floats.
+        return np.array([_checked_key(key) for key in keys], np.uint64)
     array = np.asarray(keys)
-    if array.size == 0:
-        return np.zeros(0, np.uint64)
-    if array.dtype == object and all(isinstance(k, int | np.integer) for k in keys):
-        array = np.array([_checked_key(k) for k in keys], np.uint64)
     if array.dtype.kind not in "ui":
         raise errors.ArgumentTypeError(
             f"keys must be integers (info.key, uint64), got dtype {array.dtype}: {keys!r:.80}"
         )
     if array.ndim != 1:
         raise errors.InvalidArgumentError(f"keys must have shape [N], got {list(array.shape)}")
-    if array.dtype.kind == "i" and int(array.min()) < 0:
+    if array.dtype.kind == "i" and array.size and int(array.min()) < 0:
         raise errors.ArgumentTypeError(
             f"keys must not be negative, got {int(array.min())}; take them from info.key"
         )
@@ -621,20 +686,31 @@ def checked_keys(keys: Any) -> npt.NDArray[np.uint64]:
 
 
 def _checked_key(key: Any) -> int:
-    if not 0 <= int(key) < 1 << 64:
-        raise errors.ArgumentTypeError(f"a key is an integer in [0, 2**64), got {key!r}")
+    if not isinstance(key, int | np.integer) or isinstance(key, bool) or not 0 <= key < 1 << 64:
+        raise errors.ArgumentTypeError(
+            f"a key is an integer in [0, 2**64), as in info.key; got {type(key).__name__}: {key!r}"
+        )
     return int(key)
 
 
 def _batch_priorities(priorities: Any, n: int) -> npt.NDArray[np.float64]:
     try:
-        values = np.asarray(priorities, np.float64)
+        given = np.asarray(priorities)
+        if given.dtype.kind == "O":  # numpy would make NaN of None
+            given = np.array([float(p) for p in given.flat]).reshape(given.shape)
+        if given.dtype.kind not in "biuf":  # and numbers of texts
+            raise TypeError
+        values = given.astype(np.float64, copy=False)
+    except OverflowError:
+        raise errors.PriorityError(
+            f"priorities must fit a float64, got {priorities!r:.80}"
+        ) from None
     except (TypeError, ValueError):
         raise errors.ArgumentTypeError(
             f"priorities must be numbers, got {priorities!r:.80}"
         ) from None
     if values.ndim == 0:
-        values = np.full(n, float(values))
+        return np.full(n, values)
     if values.shape != (n,):
         raise errors.InvalidArgumentError(
             f"priorities must be one number or have shape [{n}], got {list(values.shape)}"
@@ -643,6 +719,27 @@ def _batch_priorities(priorities: Any, n: int) -> npt.NDArray[np.float64]:
 
 
 def _batch_columns(data: Any) -> tuple[list[npt.NDArray[Any]], int]:
+    usual = type(data) is dict and 0 < len(data) <= limits.MAX_COLUMNS
+    if usual and set(map(type, data)) == {str} and all(map(_is_plain, data.values())):
+        columns = [data[key] for key in sorted(data)]
+        n = len(columns[0])
+        if all(len(c) == n for c in columns):
+            return columns, n
+    return _batch_columns_of_any(data)
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Can the leaf be taken as it is?"""
+    return (
+        type(leaf) is np.ndarray
+        and leaf.dtype in DTYPE_CODES
+        and leaf.dtype.isnative
+        and leaf.flags.c_contiguous
+        and leaf.ndim > 0
+    )
+
+
+def _batch_columns_of_any(data: Any) -> tuple[list[npt.NDArray[Any]], int]:
     flat = tree.flatten_with_path(data)
     if not flat:
         raise errors.InvalidArgumentError(f"data has no leaves: {data!r}")

@@ -7,13 +7,38 @@ from __future__ import annotations
 
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shmreplay import _native, errors, item_schema, reverb_types
+from shmreplay import _native, errors, item_schema, reverb_types, tree
 from shmreplay.item_schema import ItemSchema, Leaf
 from shmreplay.store import Store
 from shmreplay.table import TableConfig
+
+
+class _Hold:
+    """Keeps this process attached to the store as long as anything refers to it.
+
+    The connection does, and each of its sessions: a writer or a borrowed view may outlive the
+    client that it came from, and its memory must not go to others meanwhile.
+    """
+
+    def __init__(self, store: Store) -> None:
+        # Not at exit: a store that is still attached then is left as it is.
+        weakref.finalize(self, store.release).atexit = False
+
+
+class _IdleSessions(list[_native.Session]):
+    """Sessions at rest. After the connection was closed, those that come back are closed too."""
+
+    closed = False
+
+    def append(self, session: _native.Session) -> None:
+        if self.closed:
+            session.close()
+        else:
+            super().append(session)
 
 
 class Connection:
@@ -22,13 +47,16 @@ class Connection:
     def __init__(self, store: Store) -> None:
         """Takes over one reference to the store."""
         self.store = store
+        self._hold: _Hold | None = _Hold(store)
         self.native = store.native
         self.configs: list[TableConfig] = list(store.tables)
         self.tables: dict[str, int] = {c.name: i for i, c in enumerate(self.configs)}
         self.episode_base = secrets.randbits(62)
-        self._idle: list[_native.Session] = []
+        self._idle = _IdleSessions()
         self._schemas: dict[int, ItemSchema] = {}
         self._checks: dict[int, Callable[[Sequence[Leaf]], list[int | None] | None] | None] = {}
+        # Of flat dicts only: keys and columns say everything about such a structure.
+        self._interned: dict[tuple[Any, ...], int] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -36,11 +64,17 @@ class Connection:
 
     def take_session(self) -> _native.Session:
         """A session for one operation; give it back with `give_session`."""
-        self.check_open()
         try:
             return self._idle.pop()
         except IndexError:
-            return _native.Session(self.native, _native.SESSION_CLIENT)
+            return self.new_session(_native.SESSION_CLIENT)
+
+    def new_session(self, kind: int) -> _native.Session:
+        """A session of its own, which keeps the process attached until it is closed."""
+        self.check_open()
+        session = _native.Session(self.native, kind)
+        session.hold = self._hold
+        return session
 
     def give_session(self, session: _native.Session) -> None:
         """Returns a session that holds nothing."""
@@ -50,6 +84,11 @@ class Connection:
     def idle(self) -> list[_native.Session]:
         """Sessions at rest; a batch that is lent appends its session here when it ends."""
         return self._idle
+
+    @property
+    def unusable(self) -> bool:
+        """Closed, or inherited through a fork."""
+        return self._closed or self.store.forked
 
     def check_open(self) -> None:
         """Raises where this connection cannot be used: closed, forked, or the server is gone."""
@@ -65,9 +104,10 @@ class Connection:
             if self._closed:
                 return
             self._closed = True
+        self._idle.closed = True
         while self._idle:
             self._idle.pop().close()
-        self.store.release()
+        self._hold = None
 
     def next_episode(self) -> int:
         """Number of a new episode."""
@@ -145,7 +185,14 @@ class Connection:
 
     def intern(self, structure: Any, leaves: Sequence[Leaf]) -> int:
         """Number of an item structure, recorded in the store if it is new."""
-        return self.native.schema_intern(item_schema.encode(structure, leaves))
+        flat = type(structure) is dict and not any(map(tree.is_nested, structure.values()))
+        key = (tuple(structure), tuple(leaves)) if flat else None
+        if key is not None and key in self._interned:
+            return self._interned[key]
+        number = self.native.schema_intern(item_schema.encode(structure, leaves))
+        if key is not None:
+            self._interned[key] = number
+        return number
 
     def check_signature(self, number: int, leaves: Sequence[Leaf]) -> list[int | None] | None:
         """Checks an item's columns against the table's signature, if it has one."""

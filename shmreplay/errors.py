@@ -13,7 +13,9 @@ __all__ = [
     "AuthenticationError",
     "CheckpointError",
     "DeadlineExceededError",
+    "ExpiredReferenceError",
     "ForkedHandleError",
+    "HistoryIndexError",
     "InvalidArgumentError",
     "PriorityError",
     "ProtocolError",
@@ -21,12 +23,14 @@ __all__ = [
     "ServerClosedError",
     "SignatureError",
     "StoreExistsError",
+    "StoreLimitError",
     "StoreNotFoundError",
     "StorePermissionError",
     "TableCorruptedError",
     "TableNotFoundError",
     "VersionMismatchError",
     "WriterClosedError",
+    "WriterStateError",
 ]
 
 
@@ -75,6 +79,10 @@ class StoreExistsError(ReverbError, ValueError):
 
 class StoreNotFoundError(ReverbError, RuntimeError):
     """Raised when there is no store of the given name or address."""
+
+
+class StoreLimitError(ReverbError, RuntimeError):
+    """Raised when a store has no free entry for another process, writer, sampler or structure."""
 
 
 class StorePermissionError(ReverbError, PermissionError):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmreplay import errors, tree
+from shmreplay import _native, errors, tree
 from shmreplay.spec import DTYPE_OF_CODE, TensorSpec, dtype_name, shape_matches, shape_text
 
 Leaf = tuple[int, tuple[int, ...], bool]
@@ -36,11 +36,21 @@ class ItemSchema:
         self.columns = list(columns)
         flat = type(structure) is dict and not any(tree.is_nested(v) for v in structure.values())
         self._keys: list[Any] | None = sorted(structure) if flat else None
+        self.plan = _native.StackPlan(self.columns)
+
+    def is_like(self, other: Any) -> bool:
+        """Is it plainly of the same structure? False may also mean that a closer look is needed."""
+        return (
+            self._keys is not None
+            and type(other) is dict
+            and other.keys() == self.structure.keys()
+            and not any(map(tree.is_nested, other.values()))
+        )
 
     def unflatten(self, leaves: list[Any]) -> Any:
         """Puts one value a column into the structure."""
         if self._keys is not None:
-            return dict(zip(self._keys, leaves, strict=True))
+            return dict(zip(self._keys, leaves))  # noqa: B905 - as many as columns
         return tree.unflatten_as(self.structure, leaves)
 
 

@@ -6,10 +6,11 @@ one. The C core holds its own copy of those that shape shared memory.
 
 from __future__ import annotations
 
+import numbers
 import operator
 from typing import Any, Final
 
-from shmreplay.errors import ArgumentTypeError
+from shmreplay.errors import ArgumentTypeError, InvalidArgumentError
 
 # --- Structure of a store ---------------------------------------------------------------------
 
@@ -100,6 +101,28 @@ WAIT_SLICE_MS: Final = 100
 
 WAIT_LOG_AFTER_S: Final = 5.0
 """Seconds of waiting for room in a writer's window after which the log says why."""
+
+
+def checked_timeout(timeout: Any) -> float | None:
+    """Returns a timeout in seconds; None, 0 and infinity are fine.
+
+    Raises:
+        ArgumentTypeError: It is not a number.
+        InvalidArgumentError: It is NaN.
+    """
+    if timeout is None or (type(timeout) is float and timeout == timeout):
+        return timeout
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
+        raise ArgumentTypeError(
+            f"Got timeout {timeout!r} of type {type(timeout).__name__}; expected seconds as a"
+            " number, or None to wait for ever."
+        )
+    seconds = float(timeout)
+    if seconds != seconds:
+        raise InvalidArgumentError(
+            f"Got timeout {timeout!r}; expected seconds, or None to wait for ever."
+        )
+    return seconds
 
 
 def checked_int(name: str, value: Any) -> int:

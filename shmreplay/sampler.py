@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,63 +19,56 @@ class Sampler:
     """Iterator of batches; see `Client.sampler`.
 
     Exactly `prefetch` batches are gathered ahead of the consumer, never more. With a table that
-    items leave when sampled, `close()` returns the batches that were gathered and not delivered.
+    items leave when sampled, `close()` returns the batches that were gathered and not delivered,
+    the last of which may be short. Thread-safe; not usable after a fork.
     """
 
     def __init__(
-        self,
-        draw: Callable[[float | None], ReplaySample],
-        prefetch: int,
-        timeout: float | None,
+        self, draw: Callable[[Callable[[], bool]], ReplaySample | None], prefetch: int
     ) -> None:
-        """Takes a function that draws a batch within so many seconds, and how far to run ahead."""
+        """Takes a function that draws a batch, and how far to run ahead.
+
+        It is given a function that says whether to end early; None from it says that it did, with
+        nothing drawn.
+        """
         self._prefetch = limits.checked_int("prefetch", prefetch)
         if not 0 <= self._prefetch <= limits.MAX_PREFETCH:
             raise errors.InvalidArgumentError(
                 f"prefetch must be in [0, {limits.MAX_PREFETCH}], got {prefetch}"
             )
         self._draw = draw
-        self._timeout = timeout
+        self._pid = os.getpid()
         self._ready: deque[ReplaySample] = deque()
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
         if self._prefetch > 0:
-            self._thread = threading.Thread(
-                target=self._run, name="shmreplay-sampler", daemon=True
-            )
+            self._thread = threading.Thread(target=self._run, name="shmreplay-sampler", daemon=True)
             self._thread.start()
 
+    def _is_closed(self) -> bool:
+        return self._closed
+
     def _run(self) -> None:
-        waited = 0.0
         while True:
             with self._changed:
-                while len(self._ready) >= self._prefetch and not self._closed:
+                while not self._closed and (
+                    len(self._ready) >= self._prefetch or self._error is not None
+                ):
                     self._changed.wait()
                 if self._closed:
                     return
+            batch, error = None, None
             try:
-                # In slices, so that close() does not wait for the limiter.
-                batch = self._draw(_SLICE_S)
-            except errors.DeadlineExceededError as e:
-                waited += _SLICE_S
-                if self._timeout is not None and waited >= self._timeout:
-                    self._fail(e)
-                    return
-                continue
+                batch = self._draw(self._is_closed)
             except BaseException as e:  # delivered to the consumer
-                self._fail(e)
-                return
-            waited = 0.0
+                error = e
             with self._changed:
-                self._ready.append(batch)
+                self._error = error
+                if batch is not None:
+                    self._ready.append(batch)
                 self._changed.notify_all()
-
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
 
     def __iter__(self) -> Sampler:
         """Returns the sampler."""
@@ -84,26 +78,44 @@ class Sampler:
         """The next batch.
 
         Raises:
-            DeadlineExceededError: None within the timeout.
+            DeadlineExceededError: None within the timeout; the next call waits anew.
             ServerClosedError: The server has closed the store, or the sampler was closed.
+            ForkedHandleError: This process got the sampler from its parent.
         """
+        if os.getpid() != self._pid:
+            raise errors.ForkedHandleError(
+                f"this sampler was made by process {self._pid} before a fork; make a new one of a "
+                "Client in this process"
+            )
         if self._prefetch == 0:
-            if self._closed:
-                raise errors.ServerClosedError("this sampler is closed; make a new one")
-            return self._draw(self._timeout)
+            batch = None if self._closed else self._draw(self._is_closed)
+            if batch is None:
+                raise self._closed_error()
+            return batch
         with self._changed:
             while not self._ready:
                 if self._closed:
-                    raise errors.ServerClosedError("this sampler is closed; make a new one")
+                    raise self._closed_error()
                 if self._error is not None:
-                    raise self._error
+                    # Once: the thread then tries again, and fails again where nothing has changed.
+                    error, self._error = self._error, None
+                    self._changed.notify_all()
+                    raise error
                 self._changed.wait(_SLICE_S)
             batch = self._ready.popleft()
             self._changed.notify_all()
             return batch
 
+    def _closed_error(self) -> errors.ServerClosedError:
+        return errors.ServerClosedError("this sampler is closed; make a new one")
+
     def close(self) -> list[ReplaySample]:
-        """Stops the thread. Returns the batches that were gathered and not delivered."""
+        """Stops the thread. Returns the batches that were gathered and not delivered.
+
+        In a process that got the sampler from its parent it does nothing.
+        """
+        if os.getpid() != self._pid:
+            return []
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -205,13 +205,13 @@ def checked_capacity(capacity: Any) -> int:
     """
     if capacity is None:
         return max(_MIN_DEFAULT_CAPACITY, min(_free_bytes() // 2, _MAX_CAPACITY))
-    capacity = checked_int("capacity", capacity)
-    if not _MIN_CAPACITY <= capacity <= _MAX_CAPACITY:
+    wanted = checked_int("capacity", capacity)
+    if not _MIN_CAPACITY <= wanted <= _MAX_CAPACITY:
         raise InvalidArgumentError(
-            f"Got a capacity of {capacity} bytes; expected {_MIN_CAPACITY} to {_MAX_CAPACITY}."
+            f"Got a capacity of {wanted} bytes; expected {_MIN_CAPACITY} to {_MAX_CAPACITY}."
             f" Leave it out for half of what {DIRECTORY} has free, {_free_bytes()} bytes."
         )
-    return capacity
+    return wanted
 
 
 def _free_bytes() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -19,6 +20,8 @@ from shmreplay.store import Store
 from shmreplay.table import Table, checked_tables
 
 __all__ = ["Server"]
+
+_log = logging.getLogger(__name__)
 
 
 class _Handle:
@@ -140,7 +143,7 @@ class Server:
         self._socket.close()
 
     def wait(self) -> None:
-        """Blocks until the server is stopped, by another thread or by Ctrl-C (KeyboardInterrupt)."""
+        """Blocks until another thread stops the server, or until Ctrl-C (KeyboardInterrupt)."""
         while not self._stopped.wait(limits.WAIT_SLICE_MS / 1000):
             pass
 
@@ -192,11 +195,18 @@ def _commit(ref: weakref.ref[Server], native: _native.Store, stopped: threading.
 def _sweep(ref: weakref.ref[Server], native: _native.Store, stopped: threading.Event) -> None:
     """Each second: gives back what dead participants held."""
     next_at = time.monotonic() + limits.SWEEP_EVERY_S
+    reported = False
     while not stopped.wait(limits.WAIT_SLICE_MS / 1000):
         server = ref()
         if server is None:
             return
         if time.monotonic() >= next_at:
             next_at = time.monotonic() + limits.SWEEP_EVERY_S
-            server._connection.store.reclaim_dead()
+            try:
+                server._connection.store.reclaim_dead()
+            except errors.TableCorruptedError as e:
+                # What it held stays out of use until the server is started anew. Said once.
+                if not reported:
+                    _log.warning("a dead process held what cannot be given back: %s", e)
+                reported = True
         del server

@@ -376,7 +376,8 @@ class Store:
         """
         with _lock:
             return [
-                Participant(*entry, self._lives(entry[0])) for entry in self.native.participants()
+                Participant._make((*entry, self._lives(entry[0])))
+                for entry in self.native.participants()
             ]
 
     def _lives(self, number: int) -> bool:
@@ -450,10 +451,10 @@ def _registered(name: str) -> Store | None:
 
 
 def _checked_port(port: Any) -> int:
-    port = checked_int("port", port)
-    if not 0 <= port <= _MAX_PORT:
-        raise InvalidArgumentError(f"Got port {port}; expected 0 to {_MAX_PORT}, 0 for none.")
-    return port
+    number = checked_int("port", port)
+    if not 0 <= number <= _MAX_PORT:
+        raise InvalidArgumentError(f"Got port {number}; expected 0 to {_MAX_PORT}, 0 for none.")
+    return number
 
 
 def _check_port_is_free(name: str, port: int) -> None:

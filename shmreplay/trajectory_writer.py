@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from shmreplay import _native, errors, limits, tree
 from shmreplay._native import TrajectoryColumn, WriterCore
+from shmreplay.binding_support import check_new_structure
 from shmreplay.connection import Connection
 from shmreplay.item_schema import Leaf
 from shmreplay.spec import TensorSpec, as_spec, dtype_code
@@ -35,11 +34,12 @@ class TrajectoryWriter(WriterCore):
         self, connection: Connection, num_keep_alive_refs: int, *, validate_items: bool = True
     ) -> None:
         """See `Client.trajectory_writer`."""
-        session = _native.Session(connection.native, _native.SESSION_WRITER)
+        session = connection.new_session(_native.SESSION_WRITER)
         super().__init__(session, connection.tables, num_keep_alive_refs, connection.next_episode())
         self._connection = connection
         self._validate = validate_items
         self._structure: Any = None
+        self._layout: _StepLayout | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -65,11 +65,16 @@ class TrajectoryWriter(WriterCore):
             return None
         return self._connection.check_signature(table_number, leaves)
 
+    def check_structure(self, data: Any) -> None:
+        """Refuses data whose structure does not go together with that of the history."""
+        check_new_structure(data, self.columns)
+        _merge(self._structure, _paths_of(data), ())
+
     def structure_grew(self, data: Any) -> None:
         """Takes new columns into the structure of the history."""
-        paths = tree.map_structure_with_path(lambda path, _: _Leaf(path), data)
-        self._structure = _merge(self._structure, paths)
+        self._structure = _merge(self._structure, _paths_of(data), ())
         self.history_cache = None
+        self._layout = None
 
     # ------------------------------------------------------------------ history
 
@@ -126,7 +131,8 @@ class TrajectoryWriter(WriterCore):
                     return None
 
     def _raise_error(self) -> None:
-        error = self._error
+        """Raises, once, what ended the thread. The items stay in line: who waits tries again."""
+        error, self._error = self._error, None
         if error is not None:
             raise error
 
@@ -134,6 +140,8 @@ class TrajectoryWriter(WriterCore):
         """Waits until at most n items are held back."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         log_at = time.monotonic() + limits.WAIT_LOG_AFTER_S
+        if self.pending and self._error is None:
+            self.window_grew()
         while True:
             with self._changed:
                 self._raise_error()
@@ -237,8 +245,37 @@ class TrajectoryWriter(WriterCore):
         Raises:
             WriterStateError: Nothing is known of the columns yet: pass spec.
         """
+        return StepInPlace(self, spec)
+
+    def layout_of_history(self) -> _StepLayout:
+        """The columns of the history, for a step in place."""
+        if self._layout is None:
+            if self._structure is None:
+                raise errors.WriterStateError(
+                    "next_step() does not know the columns before the first append; pass spec="
+                )
+            by_path = {c.path: c.number for c in self.columns}
+            leaves = tree.flatten(self._structure)
+            unknown = [leaf.path for leaf in leaves if leaf.path not in by_path]
+            if unknown:
+                raise errors.WriterStateError(
+                    f"next_step() does not know dtype and shape of {unknown}, which had no value "
+                    "yet; pass spec="
+                )
+            self._layout = _StepLayout([by_path[leaf.path] for leaf in leaves], self._structure)
+        return self._layout
+
+    def layout_of_spec(self, spec: Any) -> _StepLayout:
+        """The columns of a structure of specs, made known if they are new."""
         self._check_usable()
-        return StepInPlace(self, self._structure if spec is None else spec, spec is not None)
+        specs = tree.map_structure_with_path(lambda path, leaf: as_spec(leaf, path), spec)
+        flat = tree.flatten_with_path(specs)
+        self.check_structure(specs)
+        for path, leaf in flat:
+            _check_declared(path, leaf)
+        numbers = [self.declare_column(p, dtype_code(s.dtype, p), tuple(s.shape)) for p, s in flat]
+        self.structure_grew(specs)
+        return _StepLayout(numbers, spec)
 
     def close(self) -> None:
         """Closes the writer. Items that are still held back are dropped. Idempotent."""
@@ -275,35 +312,21 @@ class TrajectoryWriter(WriterCore):
 class StepInPlace:
     """A step that is written in place; see `TrajectoryWriter.next_step`."""
 
-    def __init__(self, writer: TrajectoryWriter, structure: Any, is_spec: bool) -> None:
+    def __init__(self, writer: TrajectoryWriter, spec: Any) -> None:
         """See `TrajectoryWriter.next_step`."""
-        if structure is None:
-            raise errors.WriterStateError(
-                "next_step() does not know the columns before the first append; pass spec="
-            )
         self._writer = writer
-        self._structure = structure
-        self._is_spec = is_spec
+        self._spec = spec
         self._arrays: list[Any] = []
 
     def __enter__(self) -> Any:
         """Opens the step; returns the structure of arrays."""
         writer = self._writer
-        if self._is_spec:
-            specs = tree.map_structure_with_path(lambda p, leaf: as_spec(leaf, p), self._structure)
-            flat = tree.flatten_with_path(specs)
-            numbers = tuple(_declare(writer, path, spec) for path, spec in flat)
-            writer.structure_grew(self._structure)
+        if self._spec is not None:
+            layout = writer.layout_of_spec(self._spec)
         else:
-            by_path = {c.path: c.number for c in writer.columns}
-            numbers = tuple(by_path[leaf.path] for leaf in tree.flatten(self._structure))
-        windows = writer.place_open(numbers)
-        columns = [writer.columns[n] for n in numbers]
-        self._arrays = [
-            np.ndarray(c.shape, _native.dtype_of_code(c.code), w)
-            for c, w in zip(columns, windows, strict=True)
-        ]
-        return tree.unflatten_as(self._structure, self._arrays)
+            layout = writer.layout_of_history()
+        self._arrays = writer.place_open(layout.numbers)
+        return layout.unflatten(self._arrays)
 
     def __exit__(
         self,
@@ -317,36 +340,73 @@ class StepInPlace:
         self._writer.place_close(exc_type is None)
 
 
+class _StepLayout:
+    """Columns of a step that is written in place, and the structure that they make."""
+
+    def __init__(self, numbers: Sequence[int], structure: Any) -> None:
+        self.numbers = tuple(numbers)
+        self._structure = structure
+        flat = type(structure) is dict and not any(map(tree.is_nested, structure.values()))
+        self._keys = sorted(structure) if flat else None
+
+    def unflatten(self, arrays: list[Any]) -> Any:
+        if self._keys is not None:
+            return dict(zip(self._keys, arrays))  # noqa: B905 - as many as columns
+        return tree.unflatten_as(self._structure, arrays)
+
+
 class _Leaf:
-    """A leaf of the history's structure: where the column stands."""
+    """A leaf of the history's structure: where it stands, and whether it has had a value."""
 
-    def __init__(self, path: tuple[Any, ...]) -> None:
+    def __init__(self, path: tuple[Any, ...], has_value: bool) -> None:
         self.path = path
+        self.has_value = has_value
 
 
-def _merge(old: Any, new: Any) -> Any:
-    """Union of two structures: dicts by key, sequences by the longer one."""
+def _paths_of(data: Any) -> Any:
+    return tree.map_structure_with_path(lambda path, leaf: _Leaf(path, leaf is not None), data)
+
+
+def _merge(old: Any, new: Any, path: tuple[Any, ...]) -> Any:
+    """Union of two structures: dicts by key, sequences by the longer one.
+
+    Where they are of different kinds, the one that has had values stays.
+
+    Raises:
+        SignatureError: Both have: their columns could not all be reached.
+    """
     if old is None:
         return new
     if isinstance(old, dict) and isinstance(new, dict):
         merged = dict(old)
         for key, value in new.items():
-            merged[key] = _merge(merged.get(key), value)
+            merged[key] = _merge(merged.get(key), value, (*path, key))
         return merged
     if isinstance(old, list | tuple) and isinstance(new, list | tuple):
-        both = [_merge(o, n) for o, n in zip(old, new, strict=False)]
+        both = [_merge(o, n, (*path, i)) for i, (o, n) in enumerate(zip(old, new, strict=False))]
         tail = list(old[len(both) :]) + list(new[len(both) :])
         longer = old if len(old) >= len(new) else new
         if hasattr(longer, "_fields"):
             return type(longer)(*both, *tail)
         return type(longer)([*both, *tail])
-    return old
+    if not any(leaf.has_value for leaf in tree.flatten(old)):
+        return new
+    both_leaves = isinstance(old, _Leaf) and isinstance(new, _Leaf)
+    if both_leaves or not any(leaf.has_value for leaf in tree.flatten(new)):
+        return old
+    raise errors.SignatureError(
+        f"the data at {path} was {_kind(old)} before and is {_kind(new)} now. Use another name for "
+        "the new structure."
+    )
 
 
-def _declare(writer: TrajectoryWriter, path: tuple[Any, ...], spec: TensorSpec) -> int:
+def _kind(node: Any) -> str:
+    return "a value" if isinstance(node, _Leaf) else f"a {type(node).__name__}"
+
+
+def _check_declared(path: tuple[Any, ...], spec: TensorSpec) -> None:
     if any(d is None for d in spec.shape):
         raise errors.SignatureError(f"column {path}: next_step needs a full shape, got {spec}")
-    return writer.declare_column(path, dtype_code(spec.dtype, path), tuple(spec.shape))
 
 
 def checked_keep_alive(value: Any) -> int:

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset, strlen
+from libc.string cimport memcpy, memmove, memset, strlen
 
 cdef extern from "_core/shmreplay.h" nogil:
     enum: SR_OK, SR_WOULD_BLOCK, SR_FULL, SR_NOSPACE, SR_CLOSED, SR_CORRUPT, SR_INVALID, SR_VERSION, SR_LIMIT, SR_SYS
@@ -143,5 +143,6 @@ cdef extern from "Python.h":
     int PyThread_acquire_lock(PyThread_type_lock lock, int wait) nogil
     void PyThread_release_lock(PyThread_type_lock lock) nogil
     int PyErr_CheckSignals() except -1
+    Py_ssize_t PyNumber_AsSsize_t(object index, PyObject *overflow) except? -1
     int PySlice_Unpack(object slice, Py_ssize_t *start, Py_ssize_t *stop, Py_ssize_t *step) except -1
     Py_ssize_t PY_SSIZE_T_MAX, PY_SSIZE_T_MIN

@@ -1,5 +1,8 @@
 # A session: inserting, sampling, changing by key. And what sampling gives: a batch of pinned items.
 
+DEF INFO_BYTES = 36  # of an item in a batch's info: key, probability, table_size, priority, times_sampled
+
+
 cdef inline double monotonic() noexcept nogil:
     cdef timespec ts
     clock_gettime(CLOCK_MONOTONIC, &ts)
@@ -46,6 +49,7 @@ cdef class Session:
     cdef Store store
     cdef sr_ses ses
     cdef bint open
+    cdef public object hold  # what keeps the process attached to the store, until the session is closed
 
     def __cinit__(self, Store store, int kind):
         store.usable()
@@ -82,6 +86,7 @@ cdef class Session:
             return
         with nogil:
             rc = sr_session_close(&self.ses)
+        self.hold = None
         if rc != SR_OK:
             raise_status(rc, "closing a session")
 
@@ -385,6 +390,39 @@ cdef class Batch:
         if rc != SR_OK:
             raise_status(rc, "releasing a batch")
 
+    def split(self, uint32_t k, Session other):
+        """The first k items as a batch of another session; the rest stays. Pins are never given up in between."""
+        cdef Batch first
+        cdef uint32_t *positions
+        cdef uint32_t i, held = 0
+        cdef int rc
+        if k == 0 or k >= self.n:
+            raise errors.InvalidArgumentError(f"{k} of {self.n} items")
+        self.bound(k)
+        self.session.usable()
+        other.usable()
+        first = make_batch(other, self.table, k)
+        rc = sr_ledger_reserve(&other.ses, k)
+        if rc == SR_OK:
+            positions = <uint32_t *>malloc(k * sizeof(uint32_t))
+            if positions == NULL:
+                raise MemoryError
+            memcpy(first.items, self.items, k * sizeof(sr_sampled))
+            for i in range(k):
+                rc = sr_hold(&other.ses, first.items[i].ref, &first.items[i].position)
+                if rc != SR_OK:
+                    break
+                first.n += 1
+                positions[i] = self.items[i].position
+            if rc == SR_OK:
+                rc = sr_release(&self.session.ses, k, positions)
+                memmove(self.items, self.items + k, (self.n - k) * sizeof(sr_sampled))
+                self.n -= k
+            free(positions)
+        if rc != SR_OK:
+            raise_status(rc, "dividing a batch")
+        return first
+
     def __len__(self):
         return self.n
 
@@ -420,27 +458,95 @@ cdef class Batch:
         cdef sr_sampled *s = &self.items[i]
         return s.key, s.probability, s.table_size, s.priority, s.times_sampled
 
-    def info_arrays(self, key, probability, table_size, priority, times_sampled):
-        """Fill the five arrays of a batch's info (uint64, float64, int64, float64, int32; at least n long)."""
-        cdef Py_buffer b[5]
-        cdef uint32_t i
-        cdef object arrays = (key, probability, table_size, priority, times_sampled)
-        cdef int got = 0
+    cdef object info_arrays(self):
+        """Five arrays on one buffer: key, probability, table_size, priority, times_sampled."""
+        cdef Buffer b = Buffer(<size_t>self.n * INFO_BYTES)
+        cdef uint64_t *key = <uint64_t *>b.base
+        cdef double *probability = <double *>(key + self.n)
+        cdef int64_t *table_size = <int64_t *>(probability + self.n)
+        cdef double *priority = <double *>(table_size + self.n)
+        cdef int32_t *times_sampled = <int32_t *>(priority + self.n)
+        cdef uint32_t i, n = self.n
+        for i in range(n):
+            key[i] = self.items[i].key
+            probability[i] = self.items[i].probability
+            table_size[i] = self.items[i].table_size
+            priority[i] = self.items[i].priority
+            times_sampled[i] = self.items[i].times_sampled
+        return (_ndarray(n, _uint64, b), _ndarray(n, _float64, b, 8 * n), _ndarray(n, _int64, b, 16 * n),
+                _ndarray(n, _float64, b, 24 * n), _ndarray(n, _int32, b, 32 * n))
+
+    def stack(self, StackPlan plan, list out):
+        """Copy all items into stacked arrays: (info arrays, column arrays), or the number of the first item that does not fit.
+
+        `out` has an array for each column (writable, C-contiguous, exactly the right size), or is None: new ones are made.
+        """
+        cdef char *dst[SR_COLUMNS_MAX]
+        cdef uint64_t nbytes[SR_COLUMNS_MAX]
+        cdef Py_buffer bufs[SR_COLUMNS_MAX]
+        cdef uint32_t got = 0, bad = 0, c, length_flags = 0
+        cdef uint64_t row_bytes = 0
+        cdef list arrays = out
+        cdef Buffer b
+        cdef int rc
+        self.bound(0)
+        if sr_item_columns(&self.session.store.st, &self.items[0]) != plan.n:
+            raise errors.TableCorruptedError("an item has another number of columns than its structure says")
+        if arrays is None:
+            arrays = []
         try:
-            for a in arrays:
-                PyObject_GetBuffer(a, &b[got], PyBUF_WRITABLE)
-                got += 1
-            if b[0].len < self.n * 8 or b[4].len < self.n * 4:
-                raise errors.InvalidArgumentError("info arrays are too short")
-            for i in range(self.n):
-                (<uint64_t *>b[0].buf)[i] = self.items[i].key
-                (<double *>b[1].buf)[i] = self.items[i].probability
-                (<int64_t *>b[2].buf)[i] = self.items[i].table_size
-                (<double *>b[3].buf)[i] = self.items[i].priority
-                (<int32_t *>b[4].buf)[i] = self.items[i].times_sampled
+            for c in range(plan.n):
+                sr_item_column(&self.session.store.st, &self.items[0], c, &length_flags, &row_bytes)
+                nbytes[c] = (length_flags & ~SR_COL_SQUEEZED) * row_bytes
+                if out is None:
+                    b = Buffer(nbytes[c] * self.n)
+                    dst[c] = b.base
+                    arrays.append(_ndarray(plan.shape(c, length_flags & ~SR_COL_SQUEEZED, self.n), plan.dtypes[c], b))
+                else:
+                    PyObject_GetBuffer(out[c], &bufs[c], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+                    got += 1
+                    dst[c] = <char *>bufs[c].buf
+                    if <uint64_t>bufs[c].len != nbytes[c] * self.n:
+                        raise errors.InvalidArgumentError(f"out column {c} has {bufs[c].len} bytes, expected {nbytes[c] * self.n}")
+            with nogil:
+                rc = sr_gather(&self.session.store.st, self.n, self.items, plan.n, dst, nbytes, &bad)
         finally:
-            for i in range(<uint32_t>got):
-                PyBuffer_Release(&b[i])
+            for c in range(got):
+                PyBuffer_Release(&bufs[c])
+        if rc != SR_OK:
+            return bad
+        return self.info_arrays(), arrays
+
+    def shapes(self, StackPlan plan):
+        """Shapes of the arrays that stack() fills."""
+        cdef uint32_t c, length_flags = 0
+        cdef uint64_t row_bytes = 0
+        cdef list shapes = []
+        self.bound(0)
+        for c in range(plan.n):
+            sr_item_column(&self.session.store.st, &self.items[0], c, &length_flags, &row_bytes)
+            shapes.append(plan.shape(c, length_flags & ~SR_COL_SQUEEZED, self.n))
+        return shapes
+
+    def views(self, uint32_t i, StackPlan plan):
+        """Read-only arrays on column after column of item i; None for one whose rows do not lie together."""
+        cdef uint32_t c, length_flags = 0
+        cdef uint64_t row_bytes = 0
+        cdef const void *p
+        cdef list out = []
+        self.bound(i)
+        if sr_item_columns(&self.session.store.st, &self.items[i]) != plan.n:
+            raise errors.TableCorruptedError("an item has another number of columns than its structure says")
+        for c in range(plan.n):
+            p = sr_item_view(&self.session.store.st, &self.items[i], c)
+            if p == NULL:
+                out.append(None)
+                continue
+            sr_item_column(&self.session.store.st, &self.items[i], c, &length_flags, &row_bytes)
+            length_flags &= ~SR_COL_SQUEEZED
+            shape = plan.shapes_of_value[c] if plan.squeezed[c] else (length_flags, *plan.shapes_of_value[c])
+            out.append(_ndarray(shape, plan.dtypes[c], make_window(self, p, length_flags * row_bytes, True)))
+        return out
 
     def columns(self, uint32_t i):
         """For each column of item i: (length, squeezed, bytes of a row)."""
@@ -480,13 +586,27 @@ cdef class Batch:
                 PyBuffer_Release(&bufs[c])
         return -1 if rc == SR_OK else <int64_t>(first + bad)
 
-    def view(self, uint32_t i, uint32_t c):
-        """A read-only window on column c of item i, or None where its rows do not lie together."""
-        self.bound(i)
-        cdef uint32_t length_flags = 0
-        cdef uint64_t row_bytes = 0
-        cdef const void *p = sr_item_view(&self.session.store.st, &self.items[i], c)
-        if p == NULL:
-            return None
-        sr_item_column(&self.session.store.st, &self.items[i], c, &length_flags, &row_bytes)
-        return make_window(self, p, (length_flags & ~SR_COL_SQUEEZED) * row_bytes, True)
+
+cdef class StackPlan:
+    """How items of one structure become arrays: each column's dtype, shape of a value, and whether it is squeezed."""
+
+    cdef uint32_t n
+    cdef list dtypes, shapes_of_value, squeezed
+    cdef list last      # for each column: (n, length, shape) of the last batch, so that equal ones share the tuple
+
+    def __init__(self, columns):
+        self.dtypes = [c.dtype for c in columns]
+        self.shapes_of_value = [c.shape for c in columns]
+        self.squeezed = [bool(c.squeezed) for c in columns]
+        self.n = <uint32_t>len(self.dtypes)
+        self.last = [(0, 0, ())] * self.n
+        if self.n > SR_COLUMNS_MAX:
+            raise errors.TableCorruptedError(f"an item structure of {self.n} columns")
+
+    cdef tuple shape(self, uint32_t c, uint32_t length, uint32_t n):
+        cdef tuple known = <tuple>self.last[c]
+        if known[0] == n and known[1] == length:
+            return <tuple>known[2]
+        shape = (n, *self.shapes_of_value[c]) if self.squeezed[c] else (n, length, *self.shapes_of_value[c])
+        self.last[c] = (n, length, shape)
+        return shape

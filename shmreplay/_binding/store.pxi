@@ -33,7 +33,7 @@ cdef raise_status(int rc, str what):
             f"{what}: a process died in the middle of a change, or a consistency check failed; the table is shut to "
             "prevent wrong answers. Restart the server.")
     if rc == SR_LIMIT:
-        raise errors.ReverbError(
+        raise errors.StoreLimitError(
             f"{what}: no free entry left in the store (its bounds on attached processes, open writers and samplers, or "
             "different item structures). Close what is not needed or give the server a larger capacity=.")
     if rc == SR_SYS:

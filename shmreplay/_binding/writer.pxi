@@ -266,7 +266,7 @@ cdef class ColumnHistory:
         if type(index) is slice:
             return self.slice(index, n)
         if isinstance(index, int):
-            start = index
+            start = PyNumber_AsSsize_t(index, NULL)  # beyond its range: its ends, which no history reaches
             if start < -n or start >= n:
                 raise errors_index(self.column.path, index, n)
             return self.cells(start + n if start < 0 else start, 1, 1, True)
@@ -278,7 +278,12 @@ cdef class ColumnHistory:
     cdef TrajectoryColumn slice(self, object index, Py_ssize_t n):
         cdef Py_ssize_t start, stop, step
         # None becomes 0 or the far end of the integers, in the direction of the step.
-        PySlice_Unpack(index, &start, &stop, &step)
+        try:
+            PySlice_Unpack(index, &start, &stop, &step)
+        except TypeError as e:
+            raise errors.ArgumentTypeError(f"history of column {self.column.path}: {index!r}: {e}") from None
+        except ValueError as e:
+            raise errors.InvalidArgumentError(f"history of column {self.column.path}: {index!r}: {e}") from None
         # Unlike a list, a bound beyond the history is an error and not cut off: that would be another trajectory than was asked for.
         if step > 0:
             start = bound_of(self.column.path, start, n, n)
@@ -329,9 +334,13 @@ cdef class ColumnHistory:
         if t.values == NULL:
             raise MemoryError
         for i in range(t.n):
-            k = index[i]
+            try:
+                k = PyNumber_AsSsize_t(index[i], NULL)
+            except TypeError:
+                raise errors.ArgumentTypeError(
+                    f"history of column {self.column.path} is indexed by list of int, got {index[i]!r} in it") from None
             if k < -n or k >= n:
-                raise errors_index(self.column.path, k, n)
+                raise errors_index(self.column.path, index[i], n)
             t.values[i] = self.column.value_of_step(self.writer.base_step + (k + n if k < 0 else k), self.writer.base_step + n)
             if t.values[i] < 0:
                 raise errors_none(self.column.path)
@@ -358,7 +367,16 @@ cdef errors_none(path):
 
 @cython.freelist(64)
 cdef class TrajectoryColumn:
-    """One column of an item to be: references to values that a writer holds. Made by indexing `writer.history`."""
+    """One column of an item to be: references to values that a writer holds. Made by indexing `writer.history`.
+
+    Args:
+        data_references: Columns of one value each (what iterating a column gives), of one column of one writer.
+        squeeze: Take the single reference without a time dimension.
+        path: Accepted for Reverb's sake; the references know theirs.
+
+    Raises:
+        InvalidArgumentError: squeeze with other than one reference; None, or references of several columns.
+    """
 
     cdef WriterCore writer
     cdef Column column
@@ -366,6 +384,35 @@ cdef class TrajectoryColumn:
     cdef Py_ssize_t n
     cdef int64_t first, stride
     cdef int64_t *values   # NULL: first, first + stride, ...
+
+    def __init__(self, data_references, *, bint squeeze=False, path=None):
+        cdef list references = list(data_references)
+        cdef TrajectoryColumn r
+        cdef Py_ssize_t i
+        for x in references:
+            if x is None:
+                raise errors.InvalidArgumentError("a trajectory column cannot contain any None data references")
+            if type(x) is not TrajectoryColumn or (<TrajectoryColumn>x).n != 1:
+                raise errors.ArgumentTypeError(f"a data reference is a TrajectoryColumn of one value, got {x!r}")
+        if not references:
+            raise errors.InvalidArgumentError("a trajectory column must not be empty: 0 data references given")
+        if squeeze and len(references) != 1:
+            raise errors.InvalidArgumentError(
+                f"a squeezed column has exactly one data reference, got {len(references)}; use squeeze=False")
+        r = references[0]
+        self.writer = r.writer
+        self.column = r.column
+        self.squeeze = squeeze
+        self.n = len(references)
+        free(self.values)
+        self.values = <int64_t *>malloc(self.n * sizeof(int64_t))
+        if self.values == NULL:
+            raise MemoryError
+        for i in range(self.n):
+            r = references[i]
+            if r.column is not self.column:
+                raise errors.InvalidArgumentError(f"references of columns {self.column.path} and {r.column.path} in one column")
+            self.values[i] = r.value(0)
 
     def __dealloc__(self):
         free(self.values)
@@ -442,9 +489,10 @@ cdef class TrajectoryColumn:
         return _ndarray(self.shape, self.dtype, out)
 
 
-cdef errors_expired(path):
+cdef errors_expired(path, number=None):
+    where = "" if number is None else f"Error in column {number}: "
     return ExpiredReferenceError(
-        f"column {path}: a data reference has expired: the value is older than num_keep_alive_refs or its episode's buffers were "
+        f"{where}column {path}: a data reference has expired: the value is older than num_keep_alive_refs or its episode's buffers were "
         "cleared; create the item sooner or raise num_keep_alive_refs")
 
 
@@ -508,15 +556,15 @@ cdef class WriterCore:
             PyThread_free_lock(self.lock)
 
     cdef inline int enter(self) except -1:
+        if self.session.store.fork_count != _fork_count:
+            # Before the lock: a thread of the parent may have held it at the fork, and nobody gives it back here.
+            self.session.store.usable()
         if not PyThread_acquire_lock(self.lock, 0):
             with nogil:
                 PyThread_acquire_lock(self.lock, 1)
         if self.closed:
             PyThread_release_lock(self.lock)
             raise errors.WriterClosedError("Close has been called on this writer; make a new one to go on writing")
-        if self.session.store.fork_count != _fork_count:
-            PyThread_release_lock(self.lock)
-            self.session.store.usable()
         return 0
 
     cdef inline void leave(self) noexcept:
@@ -598,7 +646,7 @@ cdef class WriterCore:
         cdef list columns = []
         cdef Column c
         cdef AppendPlan plan
-        check_new_structure(data, self.columns)
+        self.check_structure(data)
         for path, leaf in given:
             c = self.by_path.get(path)
             if c is None:
@@ -626,6 +674,10 @@ cdef class WriterCore:
             plan.group = group
             self.plan = plan if plan.node is not None else None
         return 0
+
+    def check_structure(self, data):
+        """Refuse data whose structure does not go together with that of the history. Nothing was changed yet."""
+        check_new_structure(data, self.columns)
 
     def structure_grew(self, data):
         """New columns were seen: the structure of the history is now the union with that of `data`."""
@@ -751,7 +803,7 @@ cdef class WriterCore:
     # -------------------------------------------------------------- writing in place
 
     def place_open(self, tuple numbers):
-        """Memory of the next row of the group of these columns, zeroed: a list of writable windows."""
+        """The next row of the group of these columns, zeroed: a list of writable arrays that lie in the store."""
         self.enter()
         try:
             if self.in_place or self.step_open:
@@ -761,12 +813,12 @@ cdef class WriterCore:
             if group is None:
                 group = Group([self.columns[k] for k in key])
                 self.groups[key] = group
-            return self.place_windows(group)
+            return self.place_arrays(group)
         finally:
             self.leave()
 
-    cdef list place_windows(self, Group group):
-        cdef list windows = []
+    cdef list place_arrays(self, Group group):
+        cdef list arrays = []
         cdef Column c
         cdef void *p
         cdef uint32_t i = 0
@@ -774,11 +826,11 @@ cdef class WriterCore:
         for c in group.columns:
             p = sr_block_cell(&self.session.store.st, group.block, i, group.rows)
             memset(p, 0, c.row_bytes)
-            windows.append(make_window(self, p, c.row_bytes, False))
+            arrays.append(_ndarray(c.shape, c.dtype, make_window(self, p, c.row_bytes, False)))
             i += 1
         self.in_place = True
         self.place_group = group
-        return windows
+        return arrays
 
     def place_close(self, bint keep):
         """Publish the row that was written in place, or drop it."""
@@ -804,6 +856,8 @@ cdef class WriterCore:
         try:
             c = self.by_path.get(path)
             if c is None:
+                if len(self.columns) >= SR_COLUMNS_MAX:
+                    raise errors.SignatureError(f"column {path}: a writer has at most {SR_COLUMNS_MAX} columns")
                 keep, _ = self.configured.get(path, (self.keep_alive, None))
                 c = Column(path, code, shape, keep, <uint32_t>len(self.columns))
                 self.by_path[path] = c
@@ -818,7 +872,7 @@ cdef class WriterCore:
 
     # -------------------------------------------------------------- items
 
-    def create_item(self, str table, priority, trajectory):
+    def create_item(self, table, priority, trajectory):
         """Make an item of references into the history and insert it; never blocks on the rate limiter.
 
         Args:
@@ -838,7 +892,7 @@ cdef class WriterCore:
         cdef uint32_t position = SR_NONE
         cdef uint64_t key = 0
         cdef int rc
-        number = self.tables.get(table)
+        number = self.tables.get(table) if isinstance(table, str) else None
         if number is None:
             raise table_not_found(table, self.tables)
         cdef uint32_t t = number
@@ -846,6 +900,8 @@ cdef class WriterCore:
             p = priority
         except TypeError:
             raise errors.ArgumentTypeError(f"priority must be a number, got {type(priority).__name__}: {priority!r}") from None
+        except OverflowError:
+            raise errors.PriorityError(f"Priority must fit a float64. Table {table!r} was given an int beyond that.") from None
         if not sr_priority_ok(&self.session.store.st, t, p):
             raise bad_priority(table, p)
         if self.pending:
@@ -857,7 +913,7 @@ cdef class WriterCore:
             foreign = []
         try:
             if foreign is not None:
-                leaves = [self.freeze(<TrajectoryColumn>x, foreign) for x in leaves]
+                leaves = [self.freeze(<TrajectoryColumn>x, i, foreign) for i, x in enumerate(leaves)]
             self.enter()
             try:
                 self.identify(plan, t, table, trajectory, leaves)
@@ -1040,6 +1096,8 @@ cdef class WriterCore:
                 same = False
                 plan.signature_key[i] = key
         if not same:
+            # Known again only when the new structure has its number: the call may fail.
+            plan.known = False
             plan.schema = self.schema_for(trajectory, [
                 ((<TrajectoryColumn>x).column.code, (<TrajectoryColumn>x).column.shape, (<TrajectoryColumn>x).squeeze)
                 for x in leaves])
@@ -1091,7 +1149,7 @@ cdef class WriterCore:
             for i in range(n):
                 first_run[i] = n_runs
                 flags[i] = SR_COL_SQUEEZED if (<TrajectoryColumn>leaves[i]).squeeze else 0
-                n_runs += find_runs(<TrajectoryColumn>leaves[i], runs + n_runs)
+                n_runs += find_runs(<TrajectoryColumn>leaves[i], i, runs + n_runs)
             first_run[n] = n_runs
             position[0] = SR_NONE
             item.row_start = item.row_count = 0
@@ -1119,7 +1177,7 @@ cdef class WriterCore:
 
     # -------------------------------------------------------------- references from another writer
 
-    cdef TrajectoryColumn freeze(self, TrajectoryColumn c, list held):
+    cdef TrajectoryColumn freeze(self, TrajectoryColumn c, number, list held):
         """A column of another writer as a copy of its references, whose blocks that writer's session holds until drop_foreign."""
         cdef TrajectoryColumn t
         cdef Column copy
@@ -1137,7 +1195,7 @@ cdef class WriterCore:
         try:
             for i in range(c.n):
                 if not c.column.alive(c.value(i)):
-                    raise errors_expired(c.column.path)
+                    raise errors_expired(c.column.path, number)
                 x = &c.column.ring[c.value(i) & c.column.mask]
                 copy.push(i, x.block, x.row, x.col)
                 if x.block == last:
@@ -1198,6 +1256,8 @@ cdef class WriterCore:
         cdef Group g
         self.enter()
         try:
+            if self.in_place:
+                raise errors.WriterStateError("a step is being written in place; leave its `with next_step()` block first")
             c = self.by_path.get(path)
             if c is not None:
                 for g in self.groups.values():
@@ -1221,11 +1281,18 @@ cdef class WriterCore:
     def shut(self):
         """Drop everything and close. Gives the number of items that were held back and are lost."""
         cdef int lost
+        if self.session.store.fork_count != _fork_count:
+            self.session.close()  # gives up what this process has of it, without the lock: see enter()
+            return 0
         with nogil:
             PyThread_acquire_lock(self.lock, 1)
         if self.closed:
             PyThread_release_lock(self.lock)
             return 0
+        if self.in_place:
+            # Its arrays lie in memory that would go to others.
+            PyThread_release_lock(self.lock)
+            raise errors.WriterStateError("a step is being written in place; leave its `with next_step()` block first")
         lost = len(self.pending)
         self.pending.clear()
         self.closed = True
@@ -1315,7 +1382,7 @@ cdef const void *check_leaf(Column c, object leaf, Py_buffer *buf) except NULL:
 
 # ------------------------------------------------------------------ runs
 
-cdef uint32_t find_runs(TrajectoryColumn c, sr_run *runs) except? 0xffffffff:
+cdef uint32_t find_runs(TrajectoryColumn c, uint32_t number, sr_run *runs) except? 0xffffffff:
     """Rows of a column as runs of equal stride within a block. Gives their number."""
     cdef uint32_t n = 0
     cdef Py_ssize_t i
@@ -1326,7 +1393,7 @@ cdef uint32_t find_runs(TrajectoryColumn c, sr_run *runs) except? 0xffffffff:
     for i in range(c.n):
         value = c.value(i)
         if not c.column.alive(value):
-            raise errors_expired(c.column.path)
+            raise errors_expired(c.column.path, number)
         x = &c.column.ring[value & mask]
         if r != NULL and r.block == x.block and r.col == x.col:
             if r.count == 1:

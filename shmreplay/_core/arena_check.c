@@ -76,7 +76,7 @@ static int check_lists(const sr_store *st, const sr_arena *a, const arena_count 
     return 0;
 }
 
-static int check_locked(const sr_store *st, const sr_arena *a, sr_visit visit, void *ctx) {
+int sr_arena_check_locked(const sr_store *st, const sr_arena *a, sr_visit visit, void *ctx) {
     arena_count n = {0};
     REQUIRE(a->start % SR_PAGE == 0 && a->end % SR_PAGE == 0 && a->committed_end % SR_PAGE == 0);
     REQUIRE(a->start <= a->committed_end && a->committed_end <= a->end && a->end <= st->bytes);
@@ -94,7 +94,7 @@ int sr_arena_check(sr_store *st, uint32_t arena, sr_visit visit, void *ctx) {
     sr_arena *a = &arenas(st)[arena];
     int rc = sr_lock(st, &a->lock);
     if (rc != SR_OK) return rc;
-    rc = check_locked(st, a, visit, ctx);
+    rc = sr_arena_check_locked(st, a, visit, ctx);
     sr_unlock(&a->lock);
     return rc;
 }

@@ -1,4 +1,5 @@
-/* Walking all invariants: selectors against slots, counters against slots, references against what refers to them, allocators. */
+/* Walking all invariants: selectors against slots, counters against slots, references against
+ * what refers to them, allocators. */
 #include "arena.h"
 #include "index.h"
 #include "ledger.h"
@@ -34,7 +35,8 @@ static int live(void *ctx, uint32_t slot, double *prio, uint64_t *touch, uint64_
 
 static int ref_ok(const sr_store *st, uint64_t ref) {
     uint32_t kind = SR_REF_KIND(ref);
-    return (kind == SR_KIND_BLOCK || kind == SR_KIND_TRAJ) && sr_alloc_kind(st, SR_REF_OFF(ref)) == (enum sr_kind)kind;
+    return (kind == SR_KIND_BLOCK || kind == SR_KIND_TRAJ) &&
+           sr_alloc_kind(st, SR_REF_OFF(ref)) == (enum sr_kind)kind;
 }
 
 static int check_slots(sr_store *st, const sr_table *t, sr_stripe *s, uint64_t *n_live, why *w) {
@@ -44,20 +46,27 @@ static int check_slots(sr_store *st, const sr_table *t, sr_stripe *s, uint64_t *
         if (!sr_slot_live(p)) continue;
         (*n_live)++;
         if (sr_key_slot(t, p->key) != i || sr_key_stripe(t, p->key) != s->number) {
-            FAIL(w, "table %s stripe %u slot %u: key %llx names another place", t->name, s->number, i, (unsigned long long)p->key);
+            FAIL(w, "table %s stripe %u slot %u: key %llx names another place", t->name, s->number,
+                 i, (unsigned long long)p->key);
         }
-        if (!ref_ok(st, p->ref)) FAIL(w, "table %s stripe %u slot %u: reference to nothing", t->name, s->number, i);
+        if (!ref_ok(st, p->ref)) {
+            FAIL(w, "table %s stripe %u slot %u: reference to nothing", t->name, s->number, i);
+        }
         if (t->max_times_sampled > 0 && p->times_sampled >= (uint32_t)t->max_times_sampled) {
-            FAIL(w, "table %s stripe %u slot %u: sampled %u times and still there", t->name, s->number, i, p->times_sampled);
+            FAIL(w, "table %s stripe %u slot %u: sampled %u times and still there", t->name,
+                 s->number, i, p->times_sampled);
         }
     }
     uint64_t n_free = 0;
     for (uint32_t i = s->free_head; i != SR_NONE; i = sr_slot_at(st, s, i)->row_start) {
         if (i >= s->slots_used || sr_slot_live(sr_slot_at(st, s, i)) || ++n_free > s->slots_used) {
-            FAIL(w, "table %s stripe %u: list of free slots is broken at %u", t->name, s->number, i);
+            FAIL(w, "table %s stripe %u: list of free slots is broken at %u", t->name, s->number,
+                 i);
         }
     }
-    if (n_free + *n_live != s->slots_used) FAIL(w, "table %s stripe %u: slots lost", t->name, s->number);
+    if (n_free + *n_live != s->slots_used) {
+        FAIL(w, "table %s stripe %u: slots lost", t->name, s->number);
+    }
     return SR_OK;
 }
 
@@ -67,17 +76,25 @@ static int check_stripe(sr_store *st, const sr_table *t, sr_stripe *s, uint64_t 
     live_ctx ctx = {.st = st, .s = s};
     for (uint32_t k = 0; k < s->n_indexes; k++) {
         int line = sr_index_check(st, &s->index[k], s->slots_used, live, &ctx);
-        if (line != 0) FAIL(w, "table %s stripe %u: selector %u of kind %u fails check %d", t->name, s->number, k, s->index[k].kind, -line);
-        if (s->index[k].count != *n_live) FAIL(w, "table %s stripe %u: selector %u counts wrongly", t->name, s->number, k);
+        if (line != 0) {
+            FAIL(w, "table %s stripe %u: selector %u of kind %u fails check %d", t->name, s->number,
+                 k, s->index[k].kind, -line);
+        }
+        if (s->index[k].count != *n_live) {
+            FAIL(w, "table %s stripe %u: selector %u counts wrongly", t->name, s->number, k);
+        }
     }
-    if (atomic_load(&s->size) != *n_live) FAIL(w, "table %s stripe %u: published size is wrong", t->name, s->number);
+    if (atomic_load(&s->size) != *n_live) {
+        FAIL(w, "table %s stripe %u: published size is wrong", t->name, s->number);
+    }
     if (sr_load_double(&s->mass_bits) != sr_index_mass(st, &s->index[s->sampler])) {
         FAIL(w, "table %s stripe %u: published mass is wrong", t->name, s->number);
     }
     return SR_OK;
 }
 
-/* Is no operation in progress? Those that are may have acted on the slots and not yet on the counters. */
+/* Is no operation in progress? Those that are may have acted on the slots and not yet on the
+ * counters. */
 static int quiet(const sr_store *st) {
     const sr_session *s = sr_ptr(st, st->hdr->sessions_off);
     for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
@@ -96,15 +113,21 @@ static int check_table(sr_store *st, uint32_t table, why *w) {
         total += (int64_t)n_live;
     }
     if (!quiet(st)) return SR_OK;
-    if (t->pending != 0 || t->pending_samples != 0) FAIL(w, "table %s: limiter budget lost", t->name);
-    if (t->inserts - t->deletes != total) {
-        FAIL(w, "table %s: %lld inserted, %lld deleted, but %lld there", t->name, (long long)t->inserts, (long long)t->deletes, (long long)total);
+    if (t->pending != 0 || t->pending_samples != 0) {
+        FAIL(w, "table %s: limiter budget lost", t->name);
     }
-    if (total > t->max_size) FAIL(w, "table %s: %lld items, at most %lld", t->name, (long long)total, (long long)t->max_size);
+    if (t->inserts - t->deletes != total) {
+        FAIL(w, "table %s: %lld inserted, %lld deleted, but %lld there", t->name,
+             (long long)t->inserts, (long long)t->deletes, (long long)total);
+    }
+    if (total > t->max_size) {
+        FAIL(w, "table %s: %lld items, at most %lld", t->name, (long long)total,
+             (long long)t->max_size);
+    }
     return SR_OK;
 }
 
-/* ------------------------------------------------------------------ references, when nothing is in progress */
+/* -------------------------------------------------- references, when nothing is in progress */
 
 typedef struct {
     uint64_t off;
@@ -141,6 +164,7 @@ static int by_offset(const void *a, const void *b) {
 
 static int refer(const objects *o, uint64_t ref) {
     object key = {.off = SR_REF_OFF(ref)};
+    if (o->n == 0) return 0;
     object *found = bsearch(&key, o->list, o->n, sizeof *o->list, by_offset);
     if (found == NULL || found->kind != SR_REF_KIND(ref)) return 0;
     found->expected++;
@@ -154,7 +178,9 @@ static int count_roots(sr_store *st, const objects *o, why *w) {
             const sr_stripe *s = sr_stripe_at(st, t, k);
             for (uint32_t j = 0; j < s->slots_used; j++) {
                 uint64_t ref = sr_slot_at(st, s, j)->ref;
-                if (ref != 0 && !refer(o, ref)) FAIL(w, "table %s: slot %u refers to nothing", t->name, j);
+                if (ref != 0 && !refer(o, ref)) {
+                    FAIL(w, "table %s: slot %u refers to nothing", t->name, j);
+                }
             }
         }
     }
@@ -164,7 +190,9 @@ static int count_roots(sr_store *st, const objects *o, why *w) {
         if (!refer(o, SR_REF(s[i].ledger_off, SR_KIND_LEDGER))) FAIL(w, "session %u: no ledger", i);
         const uint64_t *list = sr_ptr(st, s[i].ledger_off);
         for (uint32_t p = 0; p < s[i].ledger_cap; p++) {
-            if (list[p] != 0 && !refer(o, list[p])) FAIL(w, "session %u: ledger entry %u refers to nothing", i, p);
+            if (list[p] != 0 && !refer(o, list[p])) {
+                FAIL(w, "session %u: ledger entry %u refers to nothing", i, p);
+            }
         }
     }
     const sr_schema *schemas = sr_ptr(st, st->hdr->schemas_off);
@@ -179,7 +207,9 @@ static int count_inner(sr_store *st, const objects *o, why *w) {
         if (o->list[i].kind == SR_KIND_TRAJ) {
             sr_traj *t = sr_ptr(st, o->list[i].off);
             for (uint32_t b = 0; b < t->n_blocks; b++) {
-                if (!refer(o, SR_REF(sr_traj_blocks(t)[b], SR_KIND_BLOCK))) FAIL(w, "a trajectory refers to a block that is not there");
+                if (!refer(o, SR_REF(sr_traj_blocks(t)[b], SR_KIND_BLOCK))) {
+                    FAIL(w, "a trajectory refers to a block that is not there");
+                }
             }
         }
         if (o->list[i].kind != SR_KIND_BLOCK) continue;
@@ -188,7 +218,9 @@ static int count_inner(sr_store *st, const objects *o, why *w) {
         uint32_t rows = atomic_load(&b->published);
         for (uint32_t r = 0; r < rows; r++) {
             if (r > 0 && episodes[r] == episodes[r - 1]) continue;
-            if (!refer(o, SR_REF(episodes[r], SR_KIND_EPISODE))) FAIL(w, "a block refers to an episode that is not there");
+            if (!refer(o, SR_REF(episodes[r], SR_KIND_EPISODE))) {
+                FAIL(w, "a block refers to an episode that is not there");
+            }
         }
     }
     return SR_OK;
@@ -203,30 +235,53 @@ static int compare_counts(sr_store *st, const objects *o, why *w) {
         if (x->kind == SR_KIND_TRAJ) refs = atomic_load(&((const sr_traj *)p)->refs);
         if (x->kind == SR_KIND_EPISODE) refs = atomic_load(&((const sr_episode *)p)->refs);
         if (refs != x->expected) {
-            FAIL(w, "object of kind %u at %llu: %u references counted, %u exist", x->kind, (unsigned long long)x->off, refs, x->expected);
+            FAIL(w, "object of kind %u at %llu: %u references counted, %u exist", x->kind,
+                 (unsigned long long)x->off, refs, x->expected);
         }
     }
     return SR_OK;
 }
 
+/* What everybody takes who changes references without a table's lock. In the order of layout.h. */
+static int lock_memory(sr_store *st) {
+    int rc = sr_lock(st, &st->hdr->schema_lock);
+    if (rc != SR_OK) return rc;
+    for (uint32_t i = 0; i < st->hdr->n_arenas; i++) {
+        rc = sr_lock(st, &sr_arena_at(st, i)->lock);
+        if (rc == SR_OK) continue;
+        while (i-- > 0) sr_unlock(&sr_arena_at(st, i)->lock);
+        sr_unlock(&st->hdr->schema_lock);
+        return rc;
+    }
+    return SR_OK;
+}
+
+static void unlock_memory(sr_store *st) {
+    for (uint32_t i = st->hdr->n_arenas; i-- > 0;) sr_unlock(&sr_arena_at(st, i)->lock);
+    sr_unlock(&st->hdr->schema_lock);
+}
+
 static int check_references(sr_store *st, why *w) {
     objects o = {0};
-    int rc = SR_OK;
+    int rc = lock_memory(st);
+    if (rc != SR_OK) FAIL(w, "an owner died inside an arena's lock");
     for (uint32_t i = 0; i < st->hdr->n_arenas && rc == SR_OK; i++) {
-        int line = sr_arena_check(st, i, collect, &o);
+        int line = sr_arena_check_locked(st, sr_arena_at(st, i), collect, &o);
         if (line != 0) {
             snprintf(w->text, w->bytes, "arena %u fails check %d", i, -line);
             rc = SR_CORRUPT;
         }
     }
     if (o.failed) rc = SR_SYS;
+    /* SYNC POINT: whoever changes references between two holds of an arena's lock has said before
+     * the first one that it is busy; whoever is not busy now waits for a lock that we hold. */
     if (rc == SR_OK && quiet(st)) {
-        qsort(o.list, o.n, sizeof *o.list, by_offset);
+        if (o.n > 0) qsort(o.list, o.n, sizeof *o.list, by_offset);
         rc = count_roots(st, &o, w);
         if (rc == SR_OK) rc = count_inner(st, &o, w);
-        /* Writers make blocks without a table's lock: compare only if still nothing is in progress. */
-        if (rc == SR_OK && quiet(st)) rc = compare_counts(st, &o, w);
+        if (rc == SR_OK) rc = compare_counts(st, &o, w);
     }
+    unlock_memory(st);
     free(o.list);
     return rc;
 }
@@ -242,7 +297,8 @@ int sr_check(sr_store *st, uint32_t table, char *text, uint64_t text_bytes) {
     for (; locked < end; locked++) {
         rc = sr_lock_table(st, sr_table_at(st, locked));
         if (rc != SR_OK) {
-            snprintf(text, text_bytes, "table %s: an owner died inside a lock", sr_table_at(st, locked)->name);
+            snprintf(text, text_bytes, "table %s: an owner died inside a lock",
+                     sr_table_at(st, locked)->name);
             break;
         }
     }

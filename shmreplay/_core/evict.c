@@ -6,8 +6,8 @@
 #include "stripe.h"
 #include "table.h"
 
-/* The stripe whose item must go next, by what the stripes published: oldest item for fifo, by size or mass for the random ones.
- * SR_NONE: nothing there. */
+/* The stripe whose item must go next, by what the stripes published: oldest item for fifo, by
+ * size or mass for the random ones. SR_NONE: nothing there. */
 static uint32_t choose(const sr_store *st, const sr_table *t, uint64_t *rng, uint64_t *oldest) {
     *oldest = UINT64_MAX;
     if (t->n_stripes == 1) return 0;
@@ -18,7 +18,8 @@ static uint32_t choose(const sr_store *st, const sr_table *t, uint64_t *rng, uin
     for (uint32_t i = 0; i < t->n_stripes; i++) {
         const sr_stripe *s = sr_stripe_at(st, t, i);
         size[i] = (double)atomic_load_explicit(&s->size, memory_order_relaxed);
-        mass[i] = t->remover_kind == SR_SEL_PRIORITIZED ? sr_load_double(&s->remover_mass_bits) : size[i];
+        mass[i] =
+            t->remover_kind == SR_SEL_PRIORITIZED ? sr_load_double(&s->remover_mass_bits) : size[i];
         size_total += size[i];
         mass_total += mass[i];
         uint64_t seq = atomic_load_explicit(&s->oldest_seq, memory_order_relaxed);
@@ -42,8 +43,9 @@ static uint32_t choose(const sr_store *st, const sr_table *t, uint64_t *rng, uin
 }
 
 /* Evict from one stripe while it holds the next victim. Gives the number removed. */
-static int evict_from(sr_store *st, sr_table *t, uint32_t number, uint64_t oldest, const sr_grant *g, uint64_t *rng,
-                      uint64_t want, uint64_t *removed, int *stale) {
+static int evict_from(sr_store *st, sr_table *t, uint32_t number, uint64_t oldest,
+                      const sr_grant *g, uint64_t *rng, uint64_t want, uint64_t *removed,
+                      int *stale) {
     sr_stripe *s = sr_stripe_at(st, t, number);
     int rc = sr_lock(st, &s->lock);
     if (rc != SR_OK) return rc;
@@ -54,7 +56,10 @@ static int evict_from(sr_store *st, sr_table *t, uint32_t number, uint64_t oldes
         double prob;
         sr_index_sample(st, remover, (enum sr_selector)t->remover_kind, rng, 1, &slot, &prob);
         /* With several stripes another inserter may have taken the oldest meanwhile: look again. */
-        if (t->n_stripes > 1 && t->remover_kind == SR_SEL_FIFO && sr_slot_at(st, s, slot)->seq != oldest) break;
+        if (t->n_stripes > 1 && t->remover_kind == SR_SEL_FIFO &&
+            sr_slot_at(st, s, slot)->seq != oldest) {
+            break;
+        }
         rc = sr_stripe_remove(st, t, s, slot);
         (*removed)++;
         if (rc != SR_OK || t->n_stripes > 1) break;

@@ -4,8 +4,9 @@
 
 #include "limiter.h"
 
-/* Remove `want` items by the remover; they are counted as deleted already (g->epoch says under which epoch, g->seed
- * gives random numbers). Takes one stripe lock at a time. SR_OK or SR_CORRUPT. */
+/* Remove `want` items by the remover; they are counted as deleted already (g->epoch says under
+ * which epoch, g->seed gives random numbers). Takes one stripe lock at a time. SR_OK or
+ * SR_CORRUPT. */
 int sr_evict(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t want);
 
 #endif

@@ -1,16 +1,17 @@
-/* Reading pinned items: views and gathering into batches. No locks: a pinned item's rows never change. */
+/* Reading pinned items: views and gathering into batches. No locks: a pinned item's rows never
+ * change. */
 #include "steps.h"
 
-#define AHEAD 6u          /* items whose rows are prefetched before they are copied */
-#define PREFETCH_MAX 512u /* bytes of a row worth prefetching; longer rows are left to the hardware */
+#define AHEAD 8u          /* items whose rows are prefetched before they are copied */
+#define PREFETCH_MAX 512u /* bytes of a row worth prefetching; the rest is left to the hardware */
 #define SLOW_FROM 2048u   /* glibc's rep movsb starts here */
 #define SLOW_TO (1u << 20)
 
 #if defined(__x86_64__)
 typedef char vec32 __attribute__((vector_size(32), aligned(1), may_alias));
 
-/* glibc 2.36's memcpy falls to 2 GB/s on AMD Zen 3 where the destination lies 1 to 31 bytes past the source modulo 4,096
- * (it uses rep movsb from 2 kB on). A plain vector loop does not. */
+/* glibc 2.36's memcpy falls to 2 GB/s on AMD Zen 3 where the destination lies 1 to 31 bytes past
+ * the source modulo 4,096 (it uses rep movsb from 2 kB on). A plain vector loop does not. */
 __attribute__((target("avx2"))) static void copy_avx2(char *dst, const char *src, uint64_t n) {
     while (n >= 128) {
         vec32 a = *(const vec32 *)src, b = *(const vec32 *)(src + 32);
@@ -48,10 +49,12 @@ static inline void copy_small(char *dst, const char *src, uint64_t n) {
 
 uint32_t sr_item_columns(const sr_store *st, const sr_sampled *item) {
     const void *object = sr_ptr(st, SR_REF_OFF(item->ref));
-    return SR_REF_KIND(item->ref) == SR_KIND_BLOCK ? ((const sr_block *)object)->n_cols : ((const sr_traj *)object)->n_cols;
+    return SR_REF_KIND(item->ref) == SR_KIND_BLOCK ? ((const sr_block *)object)->n_cols
+                                                   : ((const sr_traj *)object)->n_cols;
 }
 
-int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t *length_flags, uint64_t *row_bytes) {
+int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t *length_flags,
+                   uint64_t *row_bytes) {
     if (c >= sr_item_columns(st, item)) return SR_INVALID;
     if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
         sr_block *b = sr_ptr(st, SR_REF_OFF(item->ref));
@@ -70,7 +73,9 @@ int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint3
 
 const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c) {
     if (c >= sr_item_columns(st, item)) return NULL;
-    if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) return sr_block_cell(st, SR_REF_OFF(item->ref), c, item->row_start);
+    if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
+        return sr_block_cell(st, SR_REF_OFF(item->ref), c, item->row_start);
+    }
     sr_traj *t = sr_ptr(st, SR_REF_OFF(item->ref));
     const sr_traj_col *col = &sr_traj_cols(t)[c];
     const sr_seg *seg = &sr_traj_segs(t)[col->first_seg];
@@ -90,7 +95,8 @@ static void prefetch_item(const sr_store *st, const sr_sampled *item) {
         const sr_block_col *cols = sr_block_cols(b);
         uint64_t rows = SR_COL_LENGTH(item->row_count);
         for (uint32_t c = 0; c < b->n_cols; c++) {
-            prefetch_rows((const char *)b + cols[c].off + cols[c].row_bytes * item->row_start, cols[c].row_bytes * rows);
+            prefetch_rows((const char *)b + cols[c].off + cols[c].row_bytes * item->row_start,
+                          cols[c].row_bytes * rows);
         }
         return;
     }
@@ -103,7 +109,8 @@ static void prefetch_item(const sr_store *st, const sr_sampled *item) {
     }
 }
 
-static int gather_block(const sr_store *st, const sr_sampled *item, uint32_t i, uint32_t n_cols, char *const *dst, const uint64_t *bytes) {
+static int gather_block(const sr_store *st, const sr_sampled *item, uint32_t i, uint32_t n_cols,
+                        char *const *dst, const uint64_t *bytes) {
     sr_block *b = sr_ptr(st, SR_REF_OFF(item->ref));
     const sr_block_col *cols = sr_block_cols(b);
     uint64_t rows = SR_COL_LENGTH(item->row_count);
@@ -111,12 +118,14 @@ static int gather_block(const sr_store *st, const sr_sampled *item, uint32_t i, 
     for (uint32_t c = 0; c < n_cols; c++) {
         uint64_t n = cols[c].row_bytes * rows;
         if (n != bytes[c]) return SR_INVALID;
-        copy_small(dst[c] + n * i, (const char *)b + cols[c].off + cols[c].row_bytes * item->row_start, n);
+        copy_small(dst[c] + n * i,
+                   (const char *)b + cols[c].off + cols[c].row_bytes * item->row_start, n);
     }
     return SR_OK;
 }
 
-static char *gather_seg(const sr_store *st, uint64_t block, const sr_seg *seg, char *to, const char *end) {
+static char *gather_seg(const sr_store *st, uint64_t block, const sr_seg *seg, char *to,
+                        const char *end) {
     sr_block *b = sr_ptr(st, block);
     const sr_block_col *col = &sr_block_cols(b)[seg->col];
     uint64_t row = col->row_bytes;
@@ -127,11 +136,14 @@ static char *gather_seg(const sr_store *st, uint64_t block, const sr_seg *seg, c
         return to + row * seg->count;
     }
     int64_t r = seg->start;
-    for (uint32_t k = 0; k < seg->count; k++, r += seg->stride, to += row) copy_small(to, base + row * (uint64_t)r, row);
+    for (uint32_t k = 0; k < seg->count; k++, r += seg->stride, to += row) {
+        copy_small(to, base + row * (uint64_t)r, row);
+    }
     return to;
 }
 
-static int gather_traj(const sr_store *st, const sr_sampled *item, uint32_t i, uint32_t n_cols, char *const *dst, const uint64_t *bytes) {
+static int gather_traj(const sr_store *st, const sr_sampled *item, uint32_t i, uint32_t n_cols,
+                       char *const *dst, const uint64_t *bytes) {
     sr_traj *t = sr_ptr(st, SR_REF_OFF(item->ref));
     const uint64_t *blocks = sr_traj_blocks(t);
     const sr_traj_col *cols = sr_traj_cols(t);
@@ -149,12 +161,14 @@ static int gather_traj(const sr_store *st, const sr_sampled *item, uint32_t i, u
     return SR_OK;
 }
 
-int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols, char *const *dst, const uint64_t *bytes, uint32_t *bad) {
+int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
+              char *const *dst, const uint64_t *bytes, uint32_t *bad) {
     for (uint32_t i = 0; i < n && i < AHEAD; i++) prefetch_item(st, &items[i]);
     for (uint32_t i = 0; i < n; i++) {
         if (i + AHEAD < n) prefetch_item(st, &items[i + AHEAD]);
-        int rc = SR_REF_KIND(items[i].ref) == SR_KIND_BLOCK ? gather_block(st, &items[i], i, n_cols, dst, bytes)
-                                                            : gather_traj(st, &items[i], i, n_cols, dst, bytes);
+        int rc = SR_REF_KIND(items[i].ref) == SR_KIND_BLOCK
+                     ? gather_block(st, &items[i], i, n_cols, dst, bytes)
+                     : gather_traj(st, &items[i], i, n_cols, dst, bytes);
         if (rc != SR_OK) {
             *bad = i;
             return rc;

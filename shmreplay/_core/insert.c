@@ -42,8 +42,8 @@ static uint64_t now_ns(void) {
 }
 
 /* Put n items into the stripe. *placed of them are in, in order, whatever the return. */
-static int place(sr_store *st, sr_table *t, sr_stripe *s, uint64_t n, const sr_item *items, uint64_t *keys,
-                 uint64_t *placed, uint64_t *epoch) {
+static int place(sr_store *st, sr_table *t, sr_stripe *s, uint64_t n, const sr_item *items,
+                 uint64_t *keys, uint64_t *placed, uint64_t *epoch) {
     *placed = 0;
     int rc = sr_lock(st, &s->lock);
     if (rc != SR_OK) return rc;
@@ -61,7 +61,8 @@ static int place(sr_store *st, sr_table *t, sr_stripe *s, uint64_t n, const sr_i
     return rc;
 }
 
-static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys, uint32_t *done, uint32_t *seq) {
+static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items,
+                       uint64_t *keys, uint32_t *done, uint32_t *seq) {
     sr_store *st = ses->st;
     sr_table *t = sr_table_at(st, table);
     sr_stripe *s = sr_stripe_at(st, t, ses->shared->stripe_hint % t->n_stripes);
@@ -75,7 +76,8 @@ static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *i
             return SR_WOULD_BLOCK;
         }
         uint64_t placed, place_epoch = g.epoch, evict;
-        int placing = place(st, t, s, g.granted, items + *done, keys + *done, &placed, &place_epoch);
+        int placing =
+            place(st, t, s, g.granted, items + *done, keys + *done, &placed, &place_epoch);
         *done += (uint32_t)placed;
         rc = sr_limiter_settle_insert(ses, table, &g, placed, place_epoch, &evict);
         if (rc == SR_OK && evict > 0) rc = sr_evict(ses, table, &g, evict);
@@ -85,7 +87,8 @@ static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *i
     return SR_OK;
 }
 
-int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys, uint32_t *done, uint32_t *seq) {
+int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys,
+              uint32_t *done, uint32_t *seq) {
     *done = 0;
     int rc = sr_table_usable(ses->st, table);
     if (rc != SR_OK) return rc;
@@ -98,10 +101,14 @@ int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uin
 
 void sr_wait_insert(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms) {
     sr_table *t = sr_table_at(st, table);
-    if (t != NULL && !sr_store_is_closed(st)) sr_futex_wait(&t->insert_seq, seq, &t->insert_waiters, timeout_ms);
+    if (t != NULL && !sr_store_is_closed(st)) {
+        sr_futex_wait(&t->insert_seq, seq, &t->insert_waiters, timeout_ms);
+    }
 }
 
 void sr_wait_sample(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms) {
     sr_table *t = sr_table_at(st, table);
-    if (t != NULL && !sr_store_is_closed(st)) sr_futex_wait(&t->sample_seq, seq, &t->sample_waiters, timeout_ms);
+    if (t != NULL && !sr_store_is_closed(st)) {
+        sr_futex_wait(&t->sample_seq, seq, &t->sample_waiters, timeout_ms);
+    }
 }

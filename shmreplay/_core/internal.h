@@ -1,4 +1,5 @@
-/* internal.h: what the files of the core share and nobody else sees: assertions, access to the segment, small maths. */
+/* internal.h: what the files of the core share and nobody else sees: assertions, access to the
+ * segment, small maths. */
 #ifndef SR_INTERNAL_H
 #define SR_INTERNAL_H
 
@@ -13,14 +14,15 @@
 #include "layout.h"
 #include "shmreplay.h"
 
-/* Assertions stay on. One that fails is a defect of this library (or memory that somebody scribbled over): the
- * process stops; others see a dead owner and the store as dirty. */
-#define SR_ASSERT(cond)                                                                              \
-    do {                                                                                             \
-        if (__builtin_expect(!(cond), 0)) {                                                          \
-            fprintf(stderr, "shmreplay: assertion failed: %s (%s:%d)\n", #cond, __FILE__, __LINE__); \
-            abort();                                                                                 \
-        }                                                                                            \
+/* Assertions stay on. One that fails is a defect of this library (or memory that somebody
+ * scribbled over): the process stops; others see a dead owner and the store as dirty. */
+#define SR_ASSERT(cond)                                                                   \
+    do {                                                                                  \
+        if (__builtin_expect(!(cond), 0)) {                                               \
+            fprintf(stderr, "shmreplay: assertion failed: %s (%s:%d)\n", #cond, __FILE__, \
+                    __LINE__);                                                            \
+            abort();                                                                      \
+        }                                                                                 \
     } while (0)
 
 #define SR_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -47,7 +49,8 @@ static inline uint64_t sr_splitmix64(uint64_t *state) {
 static inline double sr_random_double(uint64_t *state) {
     return (double)(sr_splitmix64(state) >> 11) * 0x1.0p-53;
 }
-/* Uniform in [0, n), without bias: Lemire 2019, "Fast random integer generation in an interval". n > 0. */
+/* Uniform in [0, n), without bias: Lemire 2019, "Fast random integer generation in an interval".
+ * n > 0. */
 static inline uint64_t sr_random_below(uint64_t *state, uint64_t n) {
     unsigned __int128 m = (unsigned __int128)sr_splitmix64(state) * n;
     if (SR_UNLIKELY((uint64_t)m < n)) {

@@ -7,12 +7,14 @@
 
 #define BATCH_MAX 256u
 
-/* Does the key say that it belongs to this stripe of this table? The rest of the check is the compare with the slot. */
+/* Does the key say that it belongs to this stripe of this table? The rest of the check is the
+ * compare with the slot. */
 static int key_in_stripe(const sr_table *t, const sr_stripe *s, uint64_t key) {
     return sr_key_stripe(t, key) == s->number;
 }
 
-static void update_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n, const uint64_t *keys, const double *priorities, uint32_t *applied) {
+static void update_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n, const uint64_t *keys,
+                          const double *priorities, uint32_t *applied) {
     uint32_t slots[BATCH_MAX];
     double prios[BATCH_MAX];
     uint64_t touches[BATCH_MAX];
@@ -34,12 +36,15 @@ static void update_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n, c
         found++;
     }
     if (found == 0) return;
-    for (uint32_t k = 0; k < s->n_indexes; k++) sr_index_update_many(st, &s->index[k], found, slots, prios, touches);
+    for (uint32_t k = 0; k < s->n_indexes; k++) {
+        sr_index_update_many(st, &s->index[k], found, slots, prios, touches);
+    }
     sr_stripe_hints(st, s);
     *applied += found;
 }
 
-int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, const double *priorities, uint32_t *applied) {
+int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys,
+              const double *priorities, uint32_t *applied) {
     sr_store *st = ses->st;
     *applied = 0;
     int rc = sr_table_usable(st, table);
@@ -58,12 +63,15 @@ int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, con
             sr_unlock(&s->lock);
         }
     }
-    if (*applied < n) atomic_fetch_add_explicit(&t->missed_updates, n - *applied, memory_order_relaxed);
+    if (*applied < n) {
+        atomic_fetch_add_explicit(&t->missed_updates, n - *applied, memory_order_relaxed);
+    }
     atomic_fetch_add_explicit(&ses->shared->updates, *applied, memory_order_relaxed);
     return SR_OK;
 }
 
-static int delete_in_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n, const uint64_t *keys, uint32_t *deleted) {
+static int delete_in_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n,
+                            const uint64_t *keys, uint32_t *deleted) {
     int rc = SR_OK;
     for (uint32_t i = 0; i < n && rc == SR_OK; i++) {
         if (!key_in_stripe(t, s, keys[i])) continue;
@@ -172,10 +180,12 @@ int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
     out->pending = t->pending;
     sr_unlock(&t->limiter_lock);
     for (uint32_t k = 0; k < t->n_stripes; k++) {
-        out->size += (int64_t)atomic_load_explicit(&sr_stripe_at(st, t, k)->size, memory_order_relaxed);
+        out->size +=
+            (int64_t)atomic_load_explicit(&sr_stripe_at(st, t, k)->size, memory_order_relaxed);
     }
     out->num_episodes = atomic_load_explicit(&t->num_episodes, memory_order_relaxed);
-    out->num_deleted_episodes = atomic_load_explicit(&t->num_deleted_episodes, memory_order_relaxed);
+    out->num_deleted_episodes =
+        atomic_load_explicit(&t->num_deleted_episodes, memory_order_relaxed);
     out->num_unique_samples = atomic_load_explicit(&t->num_unique_samples, memory_order_relaxed);
     out->missed_updates = atomic_load_explicit(&t->missed_updates, memory_order_relaxed);
     out->sample_waiters = atomic_load_explicit(&t->sample_waiters, memory_order_relaxed);

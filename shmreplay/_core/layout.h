@@ -1,11 +1,12 @@
-/* layout.h: every structure that lies in shared memory, with its size and offsets pinned at compile time.
+/* layout.h: every structure in shared memory, with its size and offsets pinned at compile time.
  *
- * The same bytes in words: LAYOUT.md. References between structures are byte offsets from the start of the
- * segment (0 means none); they are range-checked before use (sr_at). Nothing here holds a pointer.
+ * The same bytes in words: LAYOUT.md. References between structures are byte offsets from the start
+ * of the segment (0 means none); they are range-checked before use (sr_at). Nothing here holds a
+ * pointer.
  *
  * Who may write what is said at each structure. "Under L" means: only while lock L is held.
- * Lock order: limiter -> stripe i -> stripe j > i -> arena (-> schema lock, which nests in nothing).
- */
+ * Lock order: limiter -> stripe i -> stripe j > i -> schemas -> arena i -> arena j > i; only check.c
+ * holds more than one arena's. */
 #ifndef SR_LAYOUT_H
 #define SR_LAYOUT_H
 
@@ -35,7 +36,7 @@ typedef union {
 } sr_mutex;
 _Static_assert(sizeof(sr_mutex) == SR_LINE, "a lock fills one cache line");
 
-/* ------------------------------------------------------------------ header: page 0 of the segment */
+/* -------------------------------------------------- header: page 0 of the segment */
 
 typedef struct {
     _Atomic uint64_t magic; /* written last: a segment without it is not ready */
@@ -55,7 +56,7 @@ typedef struct {
     uint64_t creator_pid;
     uint64_t created_ns; /* CLOCK_REALTIME */
     char _pad0[SR_LINE];
-    _Atomic uint64_t committed_bytes; /* fetch_add by whoever commits; given back if the commit fails */
+    _Atomic uint64_t committed_bytes; /* charged by who commits; given back if that fails */
     _Atomic uint32_t state;           /* enum sr_state */
     _Atomic uint32_t port;            /* TCP port that names this store on this machine; 0: none */
     _Atomic uint32_t dirty;           /* a participant died inside a lock or in mid-operation */
@@ -70,7 +71,8 @@ enum sr_state { SR_STATE_OPEN = 1, SR_STATE_CLOSED = 2 };
 
 /* ------------------------------------------------------------------ who is there */
 
-/* Written by the process that holds the record lock on this participant's byte of the lease file. */
+/* Written by the process that holds the record lock on this participant's byte of the lease
+ * file. */
 typedef struct {
     _Atomic uint32_t state; /* 0 free, 1 in use */
     uint32_t pid;           /* for people; life is decided by the record lock */
@@ -82,19 +84,21 @@ typedef struct {
 } sr_participant;
 _Static_assert(sizeof(sr_participant) == 128, "participant");
 
-/* One writer's or sampler's place. Written only by its owner; read by others under all locks (repair). */
+/* One writer's or sampler's place. Written only by its owner; read by others under all locks
+ * (repair). */
 typedef struct {
     _Atomic uint32_t state;   /* 0 free, 1 in use; claimed by compare-and-swap */
     uint32_t participant;
-    _Atomic uint32_t busy;    /* enum sr_busy: the operation in progress; non-zero in a dead session: dirty */
+    _Atomic uint32_t busy;    /* enum sr_busy; non-zero in a dead session: the store is dirty */
     uint32_t kind;            /* enum sr_session_kind, for people */
     uint32_t arena;           /* preferred arena */
     uint32_t stripe_hint;     /* preferred stripe, modulo a table's stripes */
     uint64_t ledger_off;      /* array of references, each counted once; 0 entries are free */
     uint32_t ledger_cap;
     uint32_t ledger_used;
-    _Atomic uint64_t inflight[4]; /* allocations not yet referred to by anything else; set under the arena lock */
-    uint32_t reserved_table;  /* limiter budget taken and not yet committed: set under the limiter */
+    /* Allocations not yet referred to by anything else; set under the arena lock. */
+    _Atomic uint64_t inflight[4];
+    uint32_t reserved_table;  /* limiter budget taken and not yet settled: set under the limiter */
     uint32_t reserved_inserts, reserved_samples, _pad0;
     uint64_t oldest_pin_ns;   /* CLOCK_MONOTONIC of the oldest unreturned batch; 0: none */
     _Atomic uint64_t inserts, samples, updates, bytes_in; /* statistics, owner only */
@@ -102,15 +106,25 @@ typedef struct {
 } sr_session;
 _Static_assert(sizeof(sr_session) == 256, "session");
 
-enum sr_busy { SR_IDLE = 0, SR_BUSY_BLOCK, SR_BUSY_INSERT, SR_BUSY_SAMPLE, SR_BUSY_RELEASE, SR_BUSY_DELETE, SR_BUSY_LEDGER };
+enum sr_busy {
+    SR_IDLE = 0,
+    SR_BUSY_BLOCK,
+    SR_BUSY_INSERT,
+    SR_BUSY_SAMPLE,
+    SR_BUSY_RELEASE,
+    SR_BUSY_DELETE,
+    SR_BUSY_LEDGER
+};
 enum sr_session_kind { SR_SESSION_CLIENT = 1, SR_SESSION_WRITER, SR_SESSION_SAMPLER };
 
-/* ------------------------------------------------------------------ arena: allocates, two-level segregated fit */
+/* -------------------------------------------------- arena: two-level segregated fit */
 
-/* All fields under `lock`, except where said. Derived state: it can be rebuilt from the reachable allocations. */
+/* All fields under `lock`, except where said. Derived state: it can be rebuilt from the
+ * reachable allocations. */
 typedef struct {
     sr_mutex lock;
-    uint64_t start, end;      /* virtual range of this arena; constant, and on a line of their own: every free reads them */
+    /* Virtual range of this arena; constant, and on a line of their own: every free reads them. */
+    uint64_t start, end;
     char _pad1[SR_LINE - 16];
     uint64_t committed_end;   /* [start, committed_end) has memory and belongs to the allocator */
     uint64_t used_bytes;      /* allocated, chunk headers included */
@@ -126,7 +140,8 @@ _Static_assert(sizeof(sr_arena) % SR_LINE == 0, "arenas do not share cache lines
 /* A chunk starts 48 bytes after a 64-byte boundary, so that its payload starts on one. */
 #define SR_CHUNK_HEAD 16u
 typedef struct {
-    uint64_t size_flags; /* size (multiple of 64, header included) | SR_CHUNK_FREE | SR_CHUNK_PREV_FREE | kind << 56 */
+    /* Size (multiple of 64, header included) | SR_CHUNK_FREE | SR_CHUNK_PREV_FREE | kind << 56. */
+    uint64_t size_flags;
     uint64_t prev_size;  /* size of the chunk before, valid if that one is free */
 } sr_chunk;
 typedef struct { /* payload of a free chunk */
@@ -136,7 +151,15 @@ typedef struct { /* payload of a free chunk */
 #define SR_CHUNK_PREV_FREE 2ull
 #define SR_CHUNK_SIZE_MASK 0x00ffffffffffffc0ull
 
-enum sr_kind { SR_KIND_NONE = 0, SR_KIND_BLOCK, SR_KIND_TRAJ, SR_KIND_EPISODE, SR_KIND_LEDGER, SR_KIND_SCHEMA, SR_KIND_END };
+enum sr_kind {
+    SR_KIND_NONE = 0,
+    SR_KIND_BLOCK,
+    SR_KIND_TRAJ,
+    SR_KIND_EPISODE,
+    SR_KIND_LEDGER,
+    SR_KIND_SCHEMA,
+    SR_KIND_END
+};
 
 /* A reference = payload offset | kind (payloads are 64-byte aligned, so the low bits are free). */
 #define SR_REF_KIND_MASK 7ull
@@ -166,12 +189,13 @@ _Static_assert(sizeof(sr_block) == 64, "block header");
 
 typedef struct {
     uint32_t kind; /* SR_KIND_EPISODE */
-    _Atomic uint32_t refs; /* one for each block that holds rows of it, one for the writer inside it */
+    _Atomic uint32_t refs; /* one for each block with rows of it, one for the writer inside it */
     uint64_t id;
-    _Atomic uint32_t items[]; /* for each table: how many of its items refer to rows of this episode */
+    _Atomic uint32_t items[]; /* a table: how many of its items refer to rows of this episode */
 } sr_episode;
 
-/* A trajectory that is not simply whole consecutive rows of one block. Immutable once built, refs aside. */
+/* A trajectory that is not simply whole consecutive rows of one block. Immutable once built,
+ * refs aside. */
 typedef struct {
     uint32_t kind; /* SR_KIND_TRAJ */
     uint32_t n_cols;
@@ -193,13 +217,17 @@ typedef struct {
 } sr_seg;
 #define SR_COL_SQUEEZED 0x80000000u
 #define SR_COL_LENGTH(x) ((x) & 0x7fffffffu)
-_Static_assert(sizeof(sr_seg) == 16 && sizeof(sr_traj_col) == 8 && sizeof(sr_traj) == 32, "trajectory");
+_Static_assert(sizeof(sr_seg) == 16, "segment");
+_Static_assert(sizeof(sr_traj_col) == 8, "column of a trajectory");
+_Static_assert(sizeof(sr_traj) == 32, "trajectory");
 
 /* ------------------------------------------------------------------ tables */
 
-/* An item. Under its stripe's lock. Live if ref != 0, which is stored last (release) at insert and first at delete. */
+/* An item. Under its stripe's lock. Live if ref != 0, which is stored last (release) at insert
+ * and first at delete. */
 typedef struct {
-    uint64_t key;      /* generation, stripe and slot; kept when the slot is freed, so that keys never repeat */
+    /* Generation, table, stripe, slot; kept when the slot is freed, so that keys never repeat. */
+    uint64_t key;
     _Atomic uint64_t ref; /* trajectory, or block for whole rows */
     uint32_t row_start;
     uint32_t row_count; /* of a block reference: rows | SR_COL_SQUEEZED */
@@ -213,7 +241,12 @@ typedef struct {
 _Static_assert(sizeof(sr_slot) == 64, "a slot fills one cache line");
 
 enum sr_selector {
-    SR_SEL_FIFO = 1, SR_SEL_LIFO, SR_SEL_UNIFORM, SR_SEL_PRIORITIZED, SR_SEL_MIN_HEAP, SR_SEL_MAX_HEAP
+    SR_SEL_FIFO = 1,
+    SR_SEL_LIFO,
+    SR_SEL_UNIFORM,
+    SR_SEL_PRIORITIZED,
+    SR_SEL_MIN_HEAP,
+    SR_SEL_MAX_HEAP
 };
 
 #define SR_TREE_FAN 8u /* doubles in a cache line */
@@ -228,15 +261,17 @@ typedef struct {
     uint64_t count; /* entries */
     uint64_t slots_cap; /* slots for which the arrays have memory */
     uint32_t head, tail; /* list: oldest and newest slot */
-    uint64_t array_off[SR_TREE_LEVELS]; /* list: next, prev; uniform: dense, position; heap: heap, position; tree: levels */
+    /* list: next, prev; uniform: dense, position; heap: heap, position; tree: levels */
+    uint64_t array_off[SR_TREE_LEVELS];
     uint64_t array_committed[SR_TREE_LEVELS]; /* bytes */
 } sr_index;
 
 typedef struct {
     sr_mutex lock;
-    _Atomic uint64_t size;       /* SYNC POINT: stored under the lock, read without: a hint, never trusted */
-    _Atomic uint64_t mass_bits;  /* double: sum of weights of the sampler, same rule */
-    _Atomic uint64_t oldest_seq; /* insertion number of the oldest item, same rule; UINT64_MAX: none */
+    /* SYNC POINT, these four: stored under the lock, read without: hints, never trusted. */
+    _Atomic uint64_t size;
+    _Atomic uint64_t mass_bits;  /* double: sum of weights of the sampler */
+    _Atomic uint64_t oldest_seq; /* insertion number of the oldest item; UINT64_MAX: none */
     _Atomic uint64_t remover_mass_bits;
     uint64_t touch_next;
     uint64_t slots_off, slots_max, slots_committed; /* max in slots, committed in bytes */
@@ -258,9 +293,11 @@ typedef struct {
     uint64_t rng;     /* splitmix64 counter: each operation that draws takes one number */
     _Atomic uint64_t epoch; /* changed by reset, which holds all locks of the table */
     char _pad0[SR_LINE - 16];
-    _Atomic uint32_t sample_seq, sample_waiters; /* futex: something was inserted, or reset, or closed */
+    /* Futex: something was inserted, or reset, or closed. */
+    _Atomic uint32_t sample_seq, sample_waiters;
     char _pad1[SR_LINE - 8];
-    _Atomic uint32_t insert_seq, insert_waiters; /* futex: something was sampled or deleted, or reset, or closed */
+    /* Futex: something was sampled or deleted, or reset, or closed. */
+    _Atomic uint32_t insert_seq, insert_waiters;
     char _pad2[SR_LINE - 8];
     _Atomic uint64_t next_seq; /* insertion numbers; taken under a stripe lock */
     _Atomic int64_t num_episodes, num_deleted_episodes, num_unique_samples;
@@ -275,7 +312,7 @@ typedef struct {
     char name[SR_NAME_BYTES];
 } __attribute__((aligned(64))) sr_table;
 
-/* ------------------------------------------------------------------ schemas: append-only, never freed */
+/* -------------------------------------------------- schemas: append-only, never freed */
 
 typedef struct {
     uint64_t hash;

@@ -13,8 +13,8 @@ static uint64_t *entries(const sr_ses *ses) { return sr_ptr(ses->st, ses->shared
 
 static sr_arena *home(const sr_ses *ses) { return sr_arena_at(ses->st, ses->shared->arena); }
 
-/* A longer ledger: allocate, copy, switch, free the old one. Crash: either ledger is complete, and a dead session's allocation that
- * nothing refers to stands in its inflight word. */
+/* A longer ledger: allocate, copy, switch, free the old one. Crash: either ledger is complete,
+ * and a dead session's allocation that nothing refers to stands in its inflight word. */
 static int grow(sr_ses *ses, uint32_t cap) {
     sr_store *st = ses->st;
     sr_session *shared = ses->shared;
@@ -22,7 +22,8 @@ static int grow(sr_ses *ses, uint32_t cap) {
     if (stack == NULL) return SR_SYS;
     ses->free_stack = stack;
     uint64_t off;
-    int rc = sr_alloc(st, shared->arena, SR_KIND_LEDGER, cap * sizeof(uint64_t), &shared->inflight[1], &off);
+    int rc = sr_alloc(st, shared->arena, SR_KIND_LEDGER, cap * sizeof(uint64_t),
+                      &shared->inflight[1], &off);
     if (rc != SR_OK) return rc;
     uint64_t *fresh = sr_ptr(st, off);
     memset(fresh, 0, cap * sizeof *fresh);
@@ -82,8 +83,9 @@ int sr_release(sr_ses *ses, uint32_t n, const uint32_t *positions) {
         __builtin_prefetch(sr_ptr(st, SR_REF_OFF(list[positions[i]])), 1);
     }
     sr_begin(ses, SR_BUSY_RELEASE);
-    /* One lock for the whole batch: it keeps a repair out while counts and ledger disagree. What drops to nothing is freed
-     * afterwards, since freeing may need another arena's lock; until then the entry stands in the ledger. */
+    /* One lock for the whole batch: it keeps a repair out while counts and ledger disagree. What
+     * drops to nothing is freed afterwards, since freeing may need another arena's lock; until
+     * then the entry stands in the ledger. */
     int rc = sr_lock(st, &home(ses)->lock);
     uint32_t dead = 0;
     for (uint32_t i = 0; i < n && rc == SR_OK; i++) {

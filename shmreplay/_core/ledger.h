@@ -4,10 +4,11 @@
 
 #include "internal.h"
 
-/* Note one more reference and count it. Room must be reserved; the caller holds a lock that keeps `ref` alive and that a repair
- * would need (a stripe's or the session's arena's). */
+/* Note one more reference and count it. Room must be reserved; the caller holds a lock that
+ * keeps `ref` alive and that a repair would need (a stripe's or the session's arena's). */
 uint32_t sr_ledger_pin(sr_ses *ses, uint64_t ref);
-/* Note a reference that is counted already (a new allocation with one reference). Under the session's arena lock. */
+/* Note a reference that is counted already (a new allocation with one reference). Under the
+ * session's arena lock. */
 uint32_t sr_ledger_note(sr_ses *ses, uint64_t ref);
 
 static inline sr_arena *sr_arena_at(const sr_store *st, uint32_t arena) {

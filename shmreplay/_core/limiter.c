@@ -5,7 +5,8 @@
 #include "lock.h"
 #include "table.h"
 
-/* CanInsert(n) and CanSample(n) as Reverb defines them (Cassirer et al. 2021, section 3.4; boundaries inclusive). */
+/* CanInsert(n) and CanSample(n) as Reverb defines them (Cassirer et al. 2021, section 3.4;
+ * boundaries inclusive). */
 static int can_insert(const sr_table *t, int64_t n) {
     int64_t inserts = t->inserts + t->pending;
     if (inserts - t->deletes + n <= t->min_size_to_sample) return 1;
@@ -18,9 +19,11 @@ static int can_sample(const sr_table *t, int64_t n) {
     return (double)t->inserts * t->samples_per_insert - samples >= t->min_diff;
 }
 
-/* The greatest n in [0, want] for which allowed(t, n) holds, given that it holds for all smaller ones: guess by division, then
- * correct by the exact test, since the guess may be off by a rounding. */
-static uint64_t largest(const sr_table *t, int (*allowed)(const sr_table *, int64_t), double guess, uint64_t want) {
+/* The greatest n in [0, want] for which allowed(t, n) holds, given that it holds for all smaller
+ * ones: guess by division, then correct by the exact test, since the guess may be off by a
+ * rounding. */
+static uint64_t largest(const sr_table *t, int (*allowed)(const sr_table *, int64_t), double guess,
+                        uint64_t want) {
     if (allowed(t, (int64_t)want)) return want;
     double bounded = guess < 0 ? 0 : guess > (double)want ? (double)want : guess;
     uint64_t n = (uint64_t)bounded;
@@ -32,26 +35,34 @@ static uint64_t largest(const sr_table *t, int (*allowed)(const sr_table *, int6
 uint64_t sr_limiter_insert_budget(const sr_table *t, uint64_t want) {
     int64_t inserts = t->inserts + t->pending;
     double by_size = (double)(t->min_size_to_sample - (inserts - t->deletes));
-    double by_diff = floor((t->max_diff + (double)t->samples) / t->samples_per_insert - (double)inserts);
+    double by_diff =
+        floor((t->max_diff + (double)t->samples) / t->samples_per_insert - (double)inserts);
     return largest(t, can_insert, by_size > by_diff ? by_size : by_diff, want);
 }
 
 uint64_t sr_limiter_sample_budget(const sr_table *t, uint64_t want) {
     if (t->max_times_sampled > 0) {
-        /* Each sample may remove its item: the size must still reach the minimum before the last one. */
+        /* Each sample may remove its item: the size must still reach the minimum before the last
+         * one. */
         int64_t spare = t->inserts - t->deletes - t->pending_samples - t->min_size_to_sample + 1;
         if (spare <= 0) return 0;
         if ((uint64_t)spare < want) want = (uint64_t)spare;
     }
-    double guess = floor((double)t->inserts * t->samples_per_insert - (double)(t->samples + t->pending_samples) - t->min_diff);
+    double guess = floor((double)t->inserts * t->samples_per_insert -
+                         (double)(t->samples + t->pending_samples) - t->min_diff);
     return largest(t, can_sample, guess, want);
 }
 
-/* Wake as many waiters as may go now. Called after the limiter was released, with budgets taken under it: the word is changed
- * whenever the answer may have become yes, so that nobody sleeps on an old one. */
+/* Wake as many waiters as may go now. Called after the limiter was released, with budgets taken
+ * under it: the word is changed whenever the answer may have become yes, so that nobody sleeps
+ * on an old one. */
 static void notify(sr_table *t, uint64_t insert_budget, uint64_t sample_budget) {
-    if (insert_budget > 0) sr_futex_wake(&t->insert_seq, &t->insert_waiters, (uint32_t)insert_budget);
-    if (sample_budget > 0) sr_futex_wake(&t->sample_seq, &t->sample_waiters, (uint32_t)sample_budget);
+    if (insert_budget > 0) {
+        sr_futex_wake(&t->insert_seq, &t->insert_waiters, (uint32_t)insert_budget);
+    }
+    if (sample_budget > 0) {
+        sr_futex_wake(&t->sample_seq, &t->sample_waiters, (uint32_t)sample_budget);
+    }
 }
 
 #define WAKE_MAX 0x7fffffffull
@@ -75,7 +86,8 @@ int sr_limiter_reserve_insert(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
     return SR_OK;
 }
 
-int sr_limiter_settle_insert(sr_ses *ses, uint32_t table, sr_grant *g, uint64_t placed, uint64_t place_epoch, uint64_t *evict) {
+int sr_limiter_settle_insert(sr_ses *ses, uint32_t table, sr_grant *g, uint64_t placed,
+                             uint64_t place_epoch, uint64_t *evict) {
     sr_table *t = sr_table_at(ses->st, table);
     *evict = 0;
     int rc = sr_lock(ses->st, &t->limiter_lock);
@@ -94,7 +106,8 @@ int sr_limiter_settle_insert(sr_ses *ses, uint32_t table, sr_grant *g, uint64_t 
     g->epoch = epoch;
     if (*evict > 0 && sr_remover_draws(t)) g->seed = sr_splitmix64(&t->rng);
     uint64_t samples = sr_limiter_sample_budget(t, WAKE_MAX);
-    uint64_t inserts = *evict > 0 || placed < g->granted ? sr_limiter_insert_budget(t, WAKE_MAX) : 0;
+    uint64_t inserts =
+        *evict > 0 || placed < g->granted ? sr_limiter_insert_budget(t, WAKE_MAX) : 0;
     sr_unlock(&t->limiter_lock);
     notify(t, inserts, samples);
     return SR_OK;
@@ -116,7 +129,8 @@ int sr_limiter_reserve_sample(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
     return SR_OK;
 }
 
-int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t drawn, uint64_t removed) {
+int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t drawn,
+                             uint64_t removed) {
     sr_table *t = sr_table_at(ses->st, table);
     int rc = sr_lock(ses->st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
@@ -149,7 +163,8 @@ int sr_limiter_settle_delete(sr_store *st, uint32_t table, int64_t delta, uint64
     return SR_OK;
 }
 
-static int query(sr_store *st, uint32_t table, int64_t n, int (*allowed)(const sr_table *, int64_t)) {
+static int query(sr_store *st, uint32_t table, int64_t n,
+                 int (*allowed)(const sr_table *, int64_t)) {
     sr_table *t = sr_table_at(st, table);
     if (t == NULL || n < 1) return SR_INVALID;
     int rc = sr_lock(st, &t->limiter_lock);
@@ -159,5 +174,9 @@ static int query(sr_store *st, uint32_t table, int64_t n, int (*allowed)(const s
     return yes;
 }
 
-int sr_can_sample(sr_store *st, uint32_t table, int64_t n) { return query(st, table, n, can_sample); }
-int sr_can_insert(sr_store *st, uint32_t table, int64_t n) { return query(st, table, n, can_insert); }
+int sr_can_sample(sr_store *st, uint32_t table, int64_t n) {
+    return query(st, table, n, can_sample);
+}
+int sr_can_insert(sr_store *st, uint32_t table, int64_t n) {
+    return query(st, table, n, can_insert);
+}

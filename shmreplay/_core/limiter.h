@@ -1,9 +1,11 @@
 /* limiter.h: the rate limiter: arithmetic on three counters, and the budgets that are on their way.
  *
- * Every operation on a table is reserve -> act on the stripes -> settle. A reservation counts against later reservations of the
- * same kind at once, and becomes visible to the other kind only when it settles, in one step with the deletions it caused. So an
- * inserter never gets room from a sample whose item has not left yet, and a sampler never counts on an item that is not there yet.
- * Reset changes the epoch; what was reserved under an older epoch is not settled into the new counters. */
+ * Every operation on a table is reserve -> act on the stripes -> settle. A reservation counts
+ * against later reservations of the same kind at once, and becomes visible to the other kind
+ * only when it settles, in one step with the deletions it caused. So an inserter never gets room
+ * from a sample whose item has not left yet, and a sampler never counts on an item that is not
+ * there yet. Reset changes the epoch; what was reserved under an older epoch is not settled into
+ * the new counters. */
 #ifndef SR_LIMITER_H
 #define SR_LIMITER_H
 
@@ -23,10 +25,13 @@ uint64_t sr_limiter_sample_budget(const sr_table *t, uint64_t want);
 
 /* All of these take and release the limiter. SR_OK (granted may be 0) or SR_CORRUPT. */
 int sr_limiter_reserve_insert(sr_ses *ses, uint32_t table, uint64_t want, sr_grant *g);
-/* `placed` items are in, under `place_epoch`; *evict says how many must go (already counted as deleted), with a fresh seed in g. */
-int sr_limiter_settle_insert(sr_ses *ses, uint32_t table, sr_grant *g, uint64_t placed, uint64_t place_epoch, uint64_t *evict);
+/* `placed` items are in, under `place_epoch`; *evict says how many must go (already counted as
+ * deleted), with a fresh seed in g. */
+int sr_limiter_settle_insert(sr_ses *ses, uint32_t table, sr_grant *g, uint64_t placed,
+                             uint64_t place_epoch, uint64_t *evict);
 int sr_limiter_reserve_sample(sr_ses *ses, uint32_t table, uint64_t want, sr_grant *g);
-int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t drawn, uint64_t removed);
+int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t drawn,
+                             uint64_t removed);
 /* delta > 0: items were deleted; delta < 0: an eviction that was counted found nothing to evict. */
 int sr_limiter_settle_delete(sr_store *st, uint32_t table, int64_t delta, uint64_t epoch);
 

@@ -11,7 +11,8 @@ int sr_mutex_init(sr_mutex *m) {
     if (pthread_mutexattr_init(&attr) != 0) return SR_SYS;
     int bad = pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED) |
               pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST) |
-              pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_NORMAL) | pthread_mutex_init(&m->m, &attr);
+              pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_NORMAL) |
+              pthread_mutex_init(&m->m, &attr);
     pthread_mutexattr_destroy(&attr);
     return bad ? SR_SYS : SR_OK;
 }
@@ -19,8 +20,9 @@ int sr_mutex_init(sr_mutex *m) {
 int sr_lock(sr_store *st, sr_mutex *m) {
     int rc = pthread_mutex_lock(&m->m);
     if (SR_LIKELY(rc == 0)) return SR_OK;
-    /* EOWNERDEAD: we own it, and what it protects may be half changed. Without pthread_mutex_consistent the unlock makes it
-     * ENOTRECOVERABLE for everybody: a safe stop, never a wrong answer. */
+    /* EOWNERDEAD: we own it, and what it protects may be half changed. Without
+     * pthread_mutex_consistent the unlock makes it ENOTRECOVERABLE for everybody: a safe stop,
+     * never a wrong answer. */
     atomic_store_explicit(&st->hdr->dirty, 1, memory_order_release);
     if (rc == EOWNERDEAD) pthread_mutex_unlock(&m->m);
     return SR_CORRUPT;
@@ -31,13 +33,17 @@ void sr_unlock(sr_mutex *m) {
     SR_ASSERT(rc == 0);
 }
 
-void sr_futex_wait(_Atomic uint32_t *word, uint32_t expected, _Atomic uint32_t *waiters, uint32_t timeout_ms) {
-    struct timespec ts = {.tv_sec = timeout_ms / 1000, .tv_nsec = (long)(timeout_ms % 1000) * 1000000L};
-    /* SYNC POINT: the waiter counts itself before the kernel compares the word, the waker changes the word before it
-     * reads the count (both sequentially consistent): either the waker sees a waiter, or the waiter sees the change. A waiter that is
-     * killed leaves the count too high, which costs wakers a system call and nothing else. */
+void sr_futex_wait(_Atomic uint32_t *word, uint32_t expected, _Atomic uint32_t *waiters,
+                   uint32_t timeout_ms) {
+    struct timespec ts = {.tv_sec = timeout_ms / 1000,
+                          .tv_nsec = (long)(timeout_ms % 1000) * 1000000L};
+    /* SYNC POINT: the waiter counts itself before the kernel compares the word, the waker
+     * changes the word before it reads the count (both sequentially consistent): either the
+     * waker sees a waiter, or the waiter sees the change. A waiter that is killed leaves the
+     * count too high, which costs wakers a system call and nothing else. */
     atomic_fetch_add(waiters, 1);
-    /* Not the private flag: the word is shared between processes. Errors are all reasons to look again. */
+    /* Not the private flag: the word is shared between processes. Errors are all reasons to look
+     * again. */
     syscall(SYS_futex, word, FUTEX_WAIT, expected, &ts, NULL, 0);
     atomic_fetch_sub(waiters, 1);
 }

@@ -1,5 +1,6 @@
-/* Reference counts. A count changes only while a lock is held that keeps a repair out (a stripe's, or the arena lock of the
- * session that does it), or when it has dropped to nothing and the object is the caller's alone. */
+/* Reference counts. A count changes only while a lock is held that keeps a repair out (a
+ * stripe's, or the arena lock of the session that does it), or when it has dropped to nothing
+ * and the object is the caller's alone. */
 #include "arena.h"
 #include "ledger.h"
 #include "lock.h"
@@ -26,8 +27,12 @@ int sr_ref_drop_shared(const sr_store *st, uint64_t ref) {
     _Atomic uint32_t *refs = refs_of(st, ref);
     uint32_t now = atomic_load_explicit(refs, memory_order_relaxed);
     while (now > 1) {
-        /* SYNC POINT: release, so that whoever drops the last reference sees all uses of the object done. */
-        if (atomic_compare_exchange_weak_explicit(refs, &now, now - 1, memory_order_release, memory_order_relaxed)) return 1;
+        /* SYNC POINT: release, so that whoever drops the last reference sees all uses of the
+         * object done. */
+        if (atomic_compare_exchange_weak_explicit(refs, &now, now - 1, memory_order_release,
+                                                  memory_order_relaxed)) {
+            return 1;
+        }
     }
     SR_ASSERT(now == 1);
     return 0;
@@ -69,10 +74,14 @@ typedef struct {
     uint32_t n;
 } episode_set;
 
-static void add_rows(const sr_store *st, episode_set *set, uint64_t block, uint32_t start, uint32_t count, int32_t stride) {
+static void add_rows(const sr_store *st, episode_set *set, uint64_t block, uint32_t start,
+                     uint32_t count, int32_t stride) {
     const sr_block *b = sr_ptr(st, block);
     const uint64_t *episodes = (const uint64_t *)((const char *)b + b->episodes_off);
-    if (stride == 1 && episodes[start] == episodes[start + count - 1] && set->n > 0 && set->list[set->n - 1] == episodes[start]) return;
+    if (stride == 1 && episodes[start] == episodes[start + count - 1] && set->n > 0 &&
+        set->list[set->n - 1] == episodes[start]) {
+        return;
+    }
     int64_t row = start;
     uint64_t last = 0;
     for (uint32_t i = 0; i < count; i++, row += stride) {
@@ -85,7 +94,8 @@ static void add_rows(const sr_store *st, episode_set *set, uint64_t block, uint3
     }
 }
 
-static void collect(const sr_store *st, episode_set *set, uint64_t ref, uint32_t row_start, uint32_t row_count) {
+static void collect(const sr_store *st, episode_set *set, uint64_t ref, uint32_t row_start,
+                    uint32_t row_count) {
     set->n = 0;
     if (SR_REF_KIND(ref) == SR_KIND_BLOCK) {
         add_rows(st, set, SR_REF_OFF(ref), row_start, SR_COL_LENGTH(row_count), 1);
@@ -94,10 +104,13 @@ static void collect(const sr_store *st, episode_set *set, uint64_t ref, uint32_t
     sr_traj *t = sr_ptr(st, SR_REF_OFF(ref));
     const uint64_t *blocks = sr_traj_blocks(t);
     const sr_seg *segs = sr_traj_segs(t);
-    for (uint32_t i = 0; i < t->n_segs; i++) add_rows(st, set, blocks[segs[i].block], segs[i].start, segs[i].count, segs[i].stride);
+    for (uint32_t i = 0; i < t->n_segs; i++) {
+        add_rows(st, set, blocks[segs[i].block], segs[i].start, segs[i].count, segs[i].stride);
+    }
 }
 
-void sr_episodes_enter(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref, uint32_t row_start, uint32_t row_count) {
+void sr_episodes_enter(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref,
+                       uint32_t row_start, uint32_t row_count) {
     episode_set set;
     collect(st, &set, ref, row_start, row_count);
     for (uint32_t i = 0; i < set.n; i++) {
@@ -108,14 +121,17 @@ void sr_episodes_enter(const sr_store *st, sr_table *t, uint32_t table, uint64_t
     }
 }
 
-void sr_episodes_leave(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref, uint32_t row_start, uint32_t row_count, int count_deleted) {
+void sr_episodes_leave(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref,
+                       uint32_t row_start, uint32_t row_count, int count_deleted) {
     episode_set set;
     collect(st, &set, ref, row_start, row_count);
     for (uint32_t i = 0; i < set.n; i++) {
         sr_episode *e = sr_ptr(st, set.list[i]);
         if (atomic_fetch_sub_explicit(&e->items[table], 1, memory_order_relaxed) == 1) {
             atomic_fetch_sub_explicit(&t->num_episodes, 1, memory_order_relaxed);
-            if (count_deleted) atomic_fetch_add_explicit(&t->num_deleted_episodes, 1, memory_order_relaxed);
+            if (count_deleted) {
+                atomic_fetch_add_explicit(&t->num_deleted_episodes, 1, memory_order_relaxed);
+            }
         }
     }
 }

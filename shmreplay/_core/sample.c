@@ -1,4 +1,5 @@
-/* Sampling: reserve at the limiter, split over the stripes by mass, draw and pin in each, settle. */
+/* Sampling: reserve at the limiter, split over the stripes by mass, draw and pin in each,
+ * settle. */
 #include "index.h"
 #include "ledger.h"
 #include "limiter.h"
@@ -18,7 +19,8 @@ typedef struct {
 } draw_ctx;
 
 /* Record one draw and pin what it refers to. Under the stripe's lock. */
-static void take(draw_ctx *c, const sr_slot *slot, double probability, int64_t table_size, sr_sampled *out) {
+static void take(draw_ctx *c, const sr_slot *slot, double probability, int64_t table_size,
+                 sr_sampled *out) {
     uint64_t ref = atomic_load_explicit(&slot->ref, memory_order_relaxed);
     out->key = slot->key;
     out->ref = ref;
@@ -34,18 +36,23 @@ static void take(draw_ctx *c, const sr_slot *slot, double probability, int64_t t
 }
 
 static void count_sample(draw_ctx *c, sr_slot *slot) {
-    if (slot->times_sampled == 0) atomic_fetch_add_explicit(&c->t->num_unique_samples, 1, memory_order_relaxed);
+    if (slot->times_sampled == 0) {
+        atomic_fetch_add_explicit(&c->t->num_unique_samples, 1, memory_order_relaxed);
+    }
     if (slot->times_sampled < 0x7fffffffu) slot->times_sampled++;
 }
 
 /* n draws from a stripe that is locked and not empty, none of which removes anything. */
-static void draw_many(draw_ctx *c, sr_stripe *s, uint32_t n, double scale, int64_t table_size, const uint32_t *where, sr_sampled *out) {
+static void draw_many(draw_ctx *c, sr_stripe *s, uint32_t n, double scale, int64_t table_size,
+                      const uint32_t *where, sr_sampled *out) {
     uint32_t slots[BATCH_MAX];
     double prob[BATCH_MAX];
-    sr_index_sample(c->st, &s->index[s->sampler], (enum sr_selector)c->t->sampler_kind, &c->rng, n, slots, prob);
+    sr_index_sample(c->st, &s->index[s->sampler], (enum sr_selector)c->t->sampler_kind, &c->rng, n,
+                    slots, prob);
     for (uint32_t i = 0; i < n; i++) __builtin_prefetch(sr_slot_at(c->st, s, slots[i]), 1);
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t ref = atomic_load_explicit(&sr_slot_at(c->st, s, slots[i])->ref, memory_order_relaxed);
+        uint64_t ref =
+            atomic_load_explicit(&sr_slot_at(c->st, s, slots[i])->ref, memory_order_relaxed);
         __builtin_prefetch(sr_ptr(c->st, SR_REF_OFF(ref)), 1);
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -68,7 +75,8 @@ static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
     while (done < n && ix->count > 0) {
         uint32_t number;
         double prob;
-        sr_index_sample(c->st, ix, (enum sr_selector)c->t->sampler_kind, &c->rng, 1, &number, &prob);
+        sr_index_sample(c->st, ix, (enum sr_selector)c->t->sampler_kind, &c->rng, 1, &number,
+                        &prob);
         sr_slot *slot = sr_slot_at(c->st, s, number);
         count_sample(c, slot);
         take(c, slot, prob, (int64_t)ix->count, &out[done++]);
@@ -97,7 +105,8 @@ static void read_masses(const draw_ctx *c, masses *m) {
         const sr_stripe *s = sr_stripe_at(c->st, c->t, i);
         m->size[i] = atomic_load_explicit(&s->size, memory_order_relaxed);
         m->size_total += m->size[i];
-        m->mass[i] = c->t->sampler_kind == SR_SEL_PRIORITIZED ? sr_load_double(&s->mass_bits) : (double)m->size[i];
+        m->mass[i] = c->t->sampler_kind == SR_SEL_PRIORITIZED ? sr_load_double(&s->mass_bits)
+                                                              : (double)m->size[i];
         mass_total += m->mass[i];
     }
     m->total = mass_total;
@@ -119,9 +128,10 @@ static uint32_t pick_stripe(draw_ctx *c, const masses *m) {
     return last;
 }
 
-/* Several stripes, nothing removed by sampling: choose each draw's stripe by mass, then visit each stripe once.
- * A draw's probability is mass(stripe) / total at the choice, times its share of the stripe at the draw.
- * Draws whose stripe was empty by then are chosen anew by the caller. Gives how many entries of where[] are left over. */
+/* Several stripes, nothing removed by sampling: choose each draw's stripe by mass, then visit
+ * each stripe once. A draw's probability is mass(stripe) / total at the choice, times its share
+ * of the stripe at the draw. Draws whose stripe was empty by then are chosen anew by the caller.
+ * Gives how many entries of where[] are left over. */
 static uint32_t draw_round(draw_ctx *c, uint32_t n, uint32_t *where, sr_sampled *out) {
     masses m;
     read_masses(c, &m);
@@ -146,7 +156,8 @@ static uint32_t draw_round(draw_ctx *c, uint32_t n, uint32_t *where, sr_sampled 
             left += count;
         } else {
             double scale = m.mass[k] / m.total;
-            /* Uniform and unchanged since the choice: 1/size exactly, not a product of two roundings. */
+            /* Uniform and unchanged since the choice: 1/size exactly, not a product of two
+             * roundings. */
             if (c->t->sampler_kind == SR_SEL_UNIFORM && ix->count == m.size[k]) {
                 scale = (double)ix->count / (double)m.size_total;
             }
@@ -164,7 +175,9 @@ static uint32_t draw_striped(draw_ctx *c, uint32_t n, sr_sampled *out) {
         out[i].ref = 0;
     }
     uint32_t left = n;
-    for (uint32_t round = 0; left > 0 && round < 8 && c->status == SR_OK; round++) left = draw_round(c, left, where, out);
+    for (uint32_t round = 0; left > 0 && round < 8 && c->status == SR_OK; round++) {
+        left = draw_round(c, left, where, out);
+    }
     uint32_t done = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (out[i].ref != 0) {
@@ -175,7 +188,8 @@ static uint32_t draw_striped(draw_ctx *c, uint32_t n, sr_sampled *out) {
     return done;
 }
 
-/* Several stripes and items that leave when sampled: one draw at a time, by the masses of that moment. */
+/* Several stripes and items that leave when sampled: one draw at a time, by the masses of that
+ * moment. */
 static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
     uint32_t done = 0;
     for (uint32_t tries = 0; done < n && tries < n + 64 && c->status == SR_OK; tries++) {
@@ -189,7 +203,8 @@ static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
         if (ix->count > 0) {
             uint32_t number;
             double prob;
-            sr_index_sample(c->st, ix, (enum sr_selector)c->t->sampler_kind, &c->rng, 1, &number, &prob);
+            sr_index_sample(c->st, ix, (enum sr_selector)c->t->sampler_kind, &c->rng, 1, &number,
+                            &prob);
             sr_slot *slot = sr_slot_at(c->st, s, number);
             count_sample(c, slot);
             take(c, slot, prob * m.mass[k] / m.total, (int64_t)m.size_total, &out[done++]);
@@ -204,7 +219,8 @@ static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
     return done;
 }
 
-static int sample_some(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done, uint32_t *seq) {
+static int sample_some(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done,
+                       uint32_t *seq) {
     draw_ctx c = {.st = ses->st, .ses = ses, .t = sr_table_at(ses->st, table), .status = SR_OK};
     while (*done < n) {
         uint32_t want = n - *done < BATCH_MAX ? n - *done : BATCH_MAX;
@@ -228,13 +244,15 @@ static int sample_some(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out,
         rc = sr_limiter_settle_sample(ses, table, &g, drawn, c.removed);
         if (c.status != SR_OK) return c.status;
         if (rc != SR_OK) return rc;
-        /* What the limiter counted on is being deleted or is not placed yet: wait for that to settle. */
+        /* What the limiter counted on is being deleted or is not placed yet: wait for that to
+         * settle. */
         if (drawn == 0) return SR_WOULD_BLOCK;
     }
     return SR_OK;
 }
 
-int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done, uint32_t *seq) {
+int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done,
+              uint32_t *seq) {
     *done = 0;
     int rc = sr_table_usable(ses->st, table);
     if (rc != SR_OK) return rc;

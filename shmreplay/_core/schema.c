@@ -1,4 +1,5 @@
-/* Schemas: what the items look like (structure, types), as JSON text that the core does not read. Append-only. */
+/* Schemas: what the items look like (structure, types), as JSON text that the core does not
+ * read. Append-only. */
 #include "arena.h"
 #include "lock.h"
 
@@ -11,10 +12,14 @@ static uint64_t hash_text(const char *text, uint64_t bytes) {
 
 static sr_schema *entries(const sr_store *st) { return sr_ptr(st, st->hdr->schemas_off); }
 
-static uint32_t find(const sr_store *st, uint32_t n, uint64_t hash, const char *json, uint64_t bytes) {
+static uint32_t find(const sr_store *st, uint32_t n, uint64_t hash, const char *json,
+                     uint64_t bytes) {
     const sr_schema *list = entries(st);
     for (uint32_t i = 0; i < n; i++) {
-        if (list[i].hash == hash && list[i].bytes == bytes && memcmp(sr_ptr(st, list[i].off), json, bytes) == 0) return i;
+        if (list[i].hash == hash && list[i].bytes == bytes &&
+            memcmp(sr_ptr(st, list[i].off), json, bytes) == 0) {
+            return i;
+        }
     }
     return SR_NONE;
 }
@@ -35,7 +40,8 @@ int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *i
         memcpy(sr_ptr(st, off), json, bytes);
         entries(st)[n] = (sr_schema){.hash = hash, .off = off, .bytes = bytes};
         *id = n;
-        /* SYNC POINT: release: readers see entries below the count whole. A crash before it leaks the text until a rebuild. */
+        /* SYNC POINT: release: readers see entries below the count whole. A crash before it
+         * leaks the text until a rebuild. */
         atomic_store_explicit(&h->n_schemas, n + 1, memory_order_release);
     }
     sr_unlock(&h->schema_lock);

@@ -15,7 +15,8 @@ static sr_session *session_at(const sr_store *st, uint32_t number) {
     return (sr_session *)sr_ptr(st, st->hdr->sessions_off) + number;
 }
 
-int sr_participant_set(sr_store *st, uint32_t number, uint32_t pid, uint64_t start_ticks, uint64_t pid_namespace, const char *role) {
+int sr_participant_set(sr_store *st, uint32_t number, uint32_t pid, uint64_t start_ticks,
+                       uint64_t pid_namespace, const char *role) {
     sr_participant *p = participant_at(st, number);
     if (p == NULL) return SR_INVALID;
     /* The caller holds the record lock, so an entry in use is one whose owner died. */
@@ -47,7 +48,10 @@ int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kin
         sr_session *s = session_at(st, i);
         uint32_t expected = 0;
         /* SYNC POINT: acquire: the last owner's releases are visible. */
-        if (!atomic_compare_exchange_strong_explicit(&s->state, &expected, 1, memory_order_acquire, memory_order_relaxed)) continue;
+        if (!atomic_compare_exchange_strong_explicit(&s->state, &expected, 1, memory_order_acquire,
+                                                     memory_order_relaxed)) {
+            continue;
+        }
         *out = (sr_ses){.st = st, .shared = s, .number = i};
         s->participant = participant;
         s->kind = kind;
@@ -66,7 +70,8 @@ int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kin
     return SR_LIMIT;
 }
 
-/* Give every reference in the ledger back, the ledger itself, and the place. Also for a dead owner's session that was idle. */
+/* Give every reference in the ledger back, the ledger itself, and the place. Also for a dead
+ * owner's session that was idle. */
 static int close_session(sr_ses *ses) {
     sr_store *st = ses->st;
     sr_session *s = ses->shared;
@@ -78,10 +83,14 @@ static int close_session(sr_ses *ses) {
         if (rc != SR_OK) result = rc;
     }
     uint64_t ledger = s->ledger_off;
+    sr_arena *home = sr_arena_at(st, s->arena);
     sr_begin(ses, SR_BUSY_LEDGER);
+    /* Against who walks the ledgers meanwhile (sr_check). */
+    int locked = sr_lock(st, &home->lock) == SR_OK;
     s->ledger_off = 0;
     s->ledger_cap = 0;
     s->ledger_used = 0;
+    if (locked) sr_unlock(&home->lock);
     if (ledger != 0) {
         int rc = sr_free(st, ledger);
         if (rc != SR_OK) result = rc;
@@ -108,9 +117,13 @@ int sr_participant_reclaim(sr_store *st, uint32_t number) {
     int broken = 0;
     for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
         sr_session *s = session_at(st, i);
-        if (atomic_load_explicit(&s->state, memory_order_acquire) == 0 || s->participant != number) continue;
+        if (atomic_load_explicit(&s->state, memory_order_acquire) == 0 ||
+            s->participant != number) {
+            continue;
+        }
         if (atomic_load_explicit(&s->busy, memory_order_acquire) != SR_IDLE) {
-            /* Died in mid-operation: counts and ledger may disagree. Nothing is touched; the store says that it is dirty. */
+            /* Died in mid-operation: counts and ledger may disagree. Nothing is touched; the
+             * store says that it is dirty. */
             atomic_store_explicit(&st->hdr->dirty, 1, memory_order_release);
             broken = 1;
             continue;

@@ -1,15 +1,17 @@
 /* shmreplay.h: the contract of the core. For each function: lock state, crash behaviour, errors.
  *
- * The core knows nothing of Python. A process has one sr_store for each store it is attached to, and one sr_session for each
- * place it holds there. Functions are safe to call from several threads unless they take an sr_session: a session
- * belongs to one thread at a time (the caller sees to that).
+ * The core knows nothing of Python. A process has one sr_store for each store it is attached to,
+ * and one sr_session for each place it holds there. Functions are safe to call from several threads
+ * unless they take an sr_session: a session belongs to one thread at a time (the caller sees to
+ * that).
  *
- * Lock order: limiter -> stripe i -> stripe j > i -> arena; the schema lock nests in nothing. No function returns holding a lock.
+ * Lock order: limiter -> stripe i -> stripe j > i -> schemas -> arena i -> arena j > i; only check.c
+ * holds more than one arena's. No function returns holding a lock.
  *
- * Crash behaviour, everywhere: a slot is published by its last store, so an item is there wholly or not at all. A process that
- * dies inside a lock leaves it to the next as EOWNERDEAD; one that dies in mid-operation leaves its session's busy word set.
- * Either way the slots, the ledgers and the open blocks are the truth, and everything else can be rebuilt from them.
- */
+ * Crash behaviour, everywhere: a slot is published by its last store, so an item is there wholly or
+ * not at all. A process that dies inside a lock leaves it to the next as EOWNERDEAD; one that dies
+ * in mid-operation leaves its session's busy word set. Either way the slots, the ledgers and the
+ * open blocks are the truth, and everything else can be rebuilt from them. */
 #ifndef SHMREPLAY_H
 #define SHMREPLAY_H
 
@@ -74,78 +76,96 @@ typedef struct {
     uint32_t n_arenas, n_participants, n_sessions, n_tables;
 } sr_store_config;
 
-/* Sizes, alignments and the libc mutex of this build, hashed: two builds that differ refuse each other. */
+/* Sizes, alignments and the libc mutex of this build, hashed: two builds that differ refuse each
+ * other. */
 uint64_t sr_layout_signature(void);
 /* Virtual size of the segment that a store of this shape needs. */
 uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *tables);
-/* Lay a store out in the (mapped, never used) segment. `config_json` has cfg->config_bytes bytes. The magic word is written last.
- * SR_OK, SR_INVALID, SR_FULL, SR_NOSPACE, SR_SYS. Only the creator, once; a crash leaves a segment without magic. */
-int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables, const char *config_json);
-/* Check a mapped segment: magic, version, signature, size, and that every region lies inside. SR_OK, SR_WOULD_BLOCK (no magic yet), SR_VERSION, SR_CORRUPT. */
+/* Lay a store out in the (mapped, never used) segment. `config_json` has cfg->config_bytes
+ * bytes. The magic word is written last. SR_OK, SR_INVALID, SR_FULL, SR_NOSPACE, SR_SYS. Only
+ * the creator, once; a crash leaves a segment without magic. */
+int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables,
+                    const char *config_json);
+/* Check a mapped segment: magic, version, signature, size, and that every region lies inside.
+ * SR_OK, SR_WOULD_BLOCK (no magic yet), SR_VERSION, SR_CORRUPT. */
 int sr_store_attach(sr_store *st);
 /* Mark the store closed and wake everybody that waits. Idempotent. No lock. */
 void sr_store_close(sr_store *st);
 int sr_store_is_closed(const sr_store *st);
 /* Bytes in use: fixed part, index, allocations. Takes arena locks one after the other. */
 typedef struct {
-    uint64_t capacity, committed, fixed, index_committed, arena_committed, arena_used, arena_free, arena_allocs;
+    uint64_t capacity, committed, fixed, index_committed, arena_committed, arena_used, arena_free,
+        arena_allocs;
     uint32_t participants, sessions;
     uint32_t dirty, closed;
 } sr_store_stats;
 int sr_store_get_stats(sr_store *st, sr_store_stats *out);
-/* Background commit: wait (<= 100 ms) for an arena to run low, then sr_commit_ahead. Returns extents added or a negative status. */
+/* Background commit: wait (<= 100 ms) for an arena to run low, then sr_commit_ahead. Returns
+ * extents added or a negative status. */
 int sr_committer_step(sr_store *st);
 
-/* Record who we are in participant entry `number`; the caller holds the record lock on that byte. SR_OK, SR_INVALID, SR_WOULD_BLOCK (entry belongs to a
- * dead participant that has not been cleared). */
-int sr_participant_set(sr_store *st, uint32_t number, uint32_t pid, uint64_t start_ticks, uint64_t pid_namespace, const char *role);
+/* Record who we are in participant entry `number`; the caller holds the record lock on that
+ * byte. SR_OK, SR_INVALID, SR_WOULD_BLOCK (entry belongs to a dead participant that has not been
+ * cleared). */
+int sr_participant_set(sr_store *st, uint32_t number, uint32_t pid, uint64_t start_ticks,
+                       uint64_t pid_namespace, const char *role);
 void sr_participant_clear(sr_store *st, uint32_t number);
 int sr_participant_in_use(const sr_store *st, uint32_t number);
 /* The TCP port that names this store on its machine; 0: none. */
 void sr_store_set_port(sr_store *st, uint32_t port);
 uint32_t sr_store_port(const sr_store *st);
 
-/* Claim a free session (compare-and-swap) and give it a ledger. SR_OK, SR_LIMIT, SR_FULL, SR_NOSPACE, SR_CORRUPT. */
+/* Claim a free session (compare-and-swap) and give it a ledger. SR_OK, SR_LIMIT, SR_FULL,
+ * SR_NOSPACE, SR_CORRUPT. */
 int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kind, sr_ses *out);
 /* Drop every reference the session still holds and free it. */
 int sr_session_close(sr_ses *ses);
-/* Forget the process-local part only: for a handle that a forked child inherited. Touches nothing shared. */
+/* Forget the process-local part only: for a handle that a forked child inherited. Touches
+ * nothing shared. */
 void sr_session_abandon(sr_ses *ses);
-/* Of a participant whose record lock is free (it is dead): drop the references of its idle sessions and free them, and its entry. Sessions
- * that died in mid-operation are left as they are and mark the store dirty. Returns the number of sessions freed or a negative status. */
+/* Of a participant whose record lock is free (it is dead): drop the references of its idle
+ * sessions and free them, and its entry. Sessions that died in mid-operation are left as they
+ * are and mark the store dirty. Returns the number of sessions freed or a negative status. */
 int sr_participant_reclaim(sr_store *st, uint32_t number);
 
 /* ---------------------------------------------------------------- schemas */
 
-/* Find or append. `*id` is valid for the life of the store. SR_OK, SR_LIMIT, SR_FULL, SR_NOSPACE, SR_CORRUPT. Takes the schema lock, then an arena lock. */
+/* Find or append. `*id` is valid for the life of the store. SR_OK, SR_LIMIT, SR_FULL,
+ * SR_NOSPACE, SR_CORRUPT. Takes the schema lock, then an arena lock. */
 int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *id);
 /* Text of schema `id`, NULL if there is none. No lock: entries never change. */
 const char *sr_schema_text(const sr_store *st, uint32_t id, uint64_t *bytes);
 
-/* ---------------------------------------------------------------- references: a session's ledger */
+/* -------------------------------------------------- references: a session's ledger */
 
 /* Room for n more entries. SR_OK, SR_FULL, SR_NOSPACE, SR_CORRUPT. */
 int sr_ledger_reserve(sr_ses *ses, uint32_t n);
-/* Count `ref` once more and note it in the ledger (room must have been reserved); gives the position. The caller must know that the reference is alive. */
+/* Count `ref` once more and note it in the ledger (room must have been reserved); gives the
+ * position. The caller must know that the reference is alive. */
 int sr_hold(sr_ses *ses, uint64_t ref, uint32_t *position);
-/* Give back n held references; frees what nobody refers to any more. SR_OK, SR_CORRUPT, SR_INVALID. */
+/* Give back n held references; frees what nobody refers to any more. SR_OK, SR_CORRUPT,
+ * SR_INVALID. */
 int sr_release(sr_ses *ses, uint32_t n, const uint32_t *positions);
 
 /* ---------------------------------------------------------------- steps */
 
 /* A new episode record, held in the ledger. */
 int sr_episode_new(sr_ses *ses, uint64_t id, uint64_t *off, uint32_t *position);
-/* A new block for rows of these sizes, empty, held in the ledger. Column c of row r lies at sr_block_cell. */
-int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap, uint64_t *off, uint32_t *position);
+/* A new block for rows of these sizes, empty, held in the ledger. Column c of row r lies at
+ * sr_block_cell. */
+int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
+                 uint64_t *off, uint32_t *position);
 /* Bytes that sr_block_new will ask for. */
 uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap);
 /* Number of columns of a block. */
 uint32_t sr_block_columns(const sr_store *st, uint64_t block);
-/* Address of a cell; for the owner of the block (rows >= published may be written, rows below only read). */
+/* Address of a cell; for the owner of the block (rows >= published may be written, rows below
+ * only read). */
 void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row);
 /* Publish rows [published, published + n) as rows of `episode`. Only the block's writer. */
 void sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode);
-/* Copy n row parts into the next row of the block (src[c] has row_bytes[c] bytes) and publish it. */
+/* Copy n row parts into the next row of the block (src[c] has row_bytes[c] bytes) and publish
+ * it. */
 void sr_block_append(sr_ses *ses, uint64_t block, const void *const *src, uint64_t episode);
 
 /* One run of rows of a column, as the writer describes a trajectory. */
@@ -154,16 +174,19 @@ typedef struct {
     uint32_t col, start, count;
     int32_t stride;
 } sr_run;
-/* Build a trajectory record from n_cols columns; column c has runs [first_run[c], first_run[c + 1]) and flags (SR_COL_SQUEEZED or 0).
- * Counts each distinct block once more; the record itself is held in the ledger. Caller holds references to all the blocks. */
-int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags, const sr_run *runs, uint64_t *off, uint32_t *position);
+/* Build a trajectory record from n_cols columns; column c has runs
+ * [first_run[c], first_run[c + 1]) and flags (SR_COL_SQUEEZED or 0). Counts each distinct block
+ * once more; the record itself is held in the ledger. Caller holds references to all blocks. */
+int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags,
+                const sr_run *runs, uint64_t *off, uint32_t *position);
 
 /* Copy without glibc's slow case; regions do not overlap. */
 void sr_copy(void *dst, const void *src, uint64_t n);
 
 /* ---------------------------------------------------------------- tables */
 
-/* An item to insert: `ref` is a trajectory or a block reference that the session holds in its ledger. */
+/* An item to insert: `ref` is a trajectory or a block reference that the session holds in its
+ * ledger. */
 typedef struct {
     uint64_t ref;
     uint32_t row_start, row_count; /* block reference: whole rows, | SR_COL_SQUEEZED */
@@ -171,10 +194,13 @@ typedef struct {
     uint32_t schema;
 } sr_item;
 
-/* Insert items in order, as many as the limiter allows now. *done says how many are in the table; SR_OK if all, SR_WOULD_BLOCK if the
- * limiter stopped it (with *seq to wait on). keys[i] of the first *done are set. Evicts by the remover after each insert. Slots count references of their own:
- * the ledger entries stay. Priorities were checked by sr_priority_ok. SR_FULL/SR_NOSPACE: the items before *done are in, the others not at all. */
-int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys, uint32_t *done, uint32_t *seq);
+/* Insert items in order, as many as the limiter allows now. *done says how many are in the
+ * table; SR_OK if all, SR_WOULD_BLOCK if the limiter stopped it (with *seq to wait on). keys[i]
+ * of the first *done are set. Evicts by the remover after each insert. Slots count references of
+ * their own: the ledger entries stay. Priorities were checked by sr_priority_ok.
+ * SR_FULL/SR_NOSPACE: the items before *done are in, the others not at all. */
+int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys,
+              uint32_t *done, uint32_t *seq);
 
 typedef struct {
     uint64_t key, ref;
@@ -188,17 +214,23 @@ typedef struct {
     uint64_t inserted_ns;
 } sr_sampled;
 
-/* Draw up to n items, as many as the limiter allows now, and pin each in the session's ledger. SR_OK if n were drawn; SR_WOULD_BLOCK with *done < n (perhaps 0) and *seq. */
-int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done, uint32_t *seq);
+/* Draw up to n items, as many as the limiter allows now, and pin each in the session's ledger.
+ * SR_OK if n were drawn; SR_WOULD_BLOCK with *done < n (perhaps 0) and *seq. */
+int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done,
+              uint32_t *seq);
 
-/* Wait until the table's samplers (or inserters) should look again: at most timeout_ms <= 100, `seq` as the failing call gave it. */
+/* Wait until the table's samplers (or inserters) should look again: at most timeout_ms <= 100,
+ * `seq` as the failing call gave it. */
 void sr_wait_sample(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms);
 void sr_wait_insert(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms);
 
-/* 1 if this table takes this priority, else 0: never NaN; with a prioritized selector neither negative nor infinite, and a finite weight. */
+/* 1 if this table takes this priority, else 0: never NaN; with a prioritized selector neither
+ * negative nor infinite, and a finite weight. */
 int sr_priority_ok(const sr_store *st, uint32_t table, double priority);
-/* New priorities by key; *applied counts the keys that were there. All priorities are checked first: SR_INVALID with nothing changed. */
-int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, const double *priorities, uint32_t *applied);
+/* New priorities by key; *applied counts the keys that were there. All priorities are checked
+ * first: SR_INVALID with nothing changed. */
+int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys,
+              const double *priorities, uint32_t *applied);
 /* Delete by key; *deleted counts. */
 int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uint32_t *deleted);
 /* Remove everything and zero the counters; blocked inserts proceed. Holds all the table's locks. */
@@ -220,17 +252,22 @@ int sr_can_insert(sr_store *st, uint32_t table, int64_t n);
 
 /* Length (rows) and squeeze of column c of a pinned item; bytes of one row. */
 uint32_t sr_item_columns(const sr_store *st, const sr_sampled *item);
-int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t *length_flags, uint64_t *row_bytes);
+int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t *length_flags,
+                   uint64_t *row_bytes);
 /* If the column's rows lie one after the other in one block: its address, else NULL. */
 const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c);
-/* Copy column c of each of n pinned items: dst[c] + i * bytes[c], where bytes[c] = length * row_bytes. Every item must have n_cols columns and these
- * byte counts: SR_INVALID names the first that has not in *bad. Runs without locks. */
-int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols, char *const *dst, const uint64_t *bytes, uint32_t *bad);
+/* Copy column c of each of n pinned items: dst[c] + i * bytes[c], where bytes[c] = length *
+ * row_bytes. Every item must have n_cols columns and these byte counts: SR_INVALID names the
+ * first that has not in *bad. Runs without locks. */
+int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
+              char *const *dst, const uint64_t *bytes, uint32_t *bad);
 
 /* ---------------------------------------------------------------- check */
 
-/* Walk one table, or all and the arenas (table = SR_NONE), under all its locks. 0, or a negative status with a line in `why` (a message of at most why_bytes).
- * Selectors against slots, counts against slots, references against what refers to them (only when table is SR_NONE), allocators. */
+/* Walk one table, or all and the arenas (table = SR_NONE), under all its locks. 0, or a negative
+ * status with a line in `why` (a message of at most why_bytes). Selectors against slots, counts
+ * against slots, references against what refers to them (only when table is SR_NONE),
+ * allocators. */
 int sr_check(sr_store *st, uint32_t table, char *why, uint64_t why_bytes);
 
 #endif

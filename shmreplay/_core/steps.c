@@ -42,7 +42,8 @@ int sr_episode_new(sr_ses *ses, uint64_t id, uint64_t *off, uint32_t *position) 
 }
 
 /* Where the parts of a block lie. Gives its size, or 0 where that would not fit 63 bits. */
-static uint64_t lay_out(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap, sr_block_col *cols, uint64_t *episodes_off) {
+static uint64_t lay_out(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
+                        sr_block_col *cols, uint64_t *episodes_off) {
     uint64_t at = sr_align(sizeof(sr_block) + n_cols * sizeof(sr_block_col), SR_LINE);
     *episodes_off = at;
     at = sr_align(at + (uint64_t)rows_cap * sizeof(uint64_t), SR_LINE);
@@ -60,7 +61,8 @@ uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t row
     return lay_out(n_cols, row_bytes, rows_cap, NULL, &episodes_off);
 }
 
-int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap, uint64_t *off, uint32_t *position) {
+int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
+                 uint64_t *off, uint32_t *position) {
     if (n_cols == 0 || n_cols > SR_COLUMNS_MAX || rows_cap == 0) return SR_INVALID;
     uint64_t episodes_off;
     uint64_t bytes = lay_out(n_cols, row_bytes, rows_cap, NULL, &episodes_off);
@@ -81,7 +83,9 @@ int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32
     return note_object(ses, *off, SR_KIND_BLOCK, position);
 }
 
-uint32_t sr_block_columns(const sr_store *st, uint64_t block) { return ((const sr_block *)sr_ptr(st, block))->n_cols; }
+uint32_t sr_block_columns(const sr_store *st, uint64_t block) {
+    return ((const sr_block *)sr_ptr(st, block))->n_cols;
+}
 
 void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row) {
     sr_block *b = sr_ptr(st, block);
@@ -97,13 +101,18 @@ void sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode)
     uint32_t first = atomic_load_explicit(&b->published, memory_order_relaxed);
     SR_ASSERT(n > 0 && n <= b->rows_cap - first);
     if (first == 0 || episodes[first - 1] != episode) {
-        /* The writer holds the episode, so that it is alive; the block's reference is counted before the rows are published. A crash in
-         * between is in mid-operation. */
+        /* The writer holds the episode, so that it is alive; the block's reference is counted
+         * before the rows are published. A crash in between is in mid-operation. The lock keeps
+         * out who compares counts; where it is lost, the store is dirty and nobody compares. */
+        sr_arena *home = sr_arena_at(ses->st, ses->shared->arena);
         sr_begin(ses, SR_BUSY_BLOCK);
+        int locked = sr_lock(ses->st, &home->lock) == SR_OK;
         sr_ref_retain(ses->st, SR_REF(episode, SR_KIND_EPISODE));
+        if (locked) sr_unlock(&home->lock);
     }
     for (uint32_t r = 0; r < n; r++) episodes[first + r] = episode;
-    /* SYNC POINT: release: whoever reads `published` sees the rows below it whole, and they never change again. */
+    /* SYNC POINT: release: whoever reads `published` sees the rows below it whole, and they
+     * never change again. */
     atomic_store_explicit(&b->published, first + n, memory_order_release);
     sr_end(ses);
 }
@@ -126,7 +135,10 @@ void sr_block_append(sr_ses *ses, uint64_t block, const void *const *src, uint64
 static int runs_ok(const sr_store *st, const sr_run *runs, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         const sr_block *b = sr_at(st, runs[i].block, sizeof *b);
-        if (b == NULL || b->kind != SR_KIND_BLOCK || runs[i].col >= b->n_cols || runs[i].count == 0) return 0;
+        if (b == NULL || b->kind != SR_KIND_BLOCK || runs[i].col >= b->n_cols ||
+            runs[i].count == 0) {
+            return 0;
+        }
         int64_t last = (int64_t)runs[i].start + (int64_t)runs[i].stride * (runs[i].count - 1);
         uint32_t rows = atomic_load_explicit(&b->published, memory_order_acquire);
         if (runs[i].start >= rows || last < 0 || last >= (int64_t)rows) return 0;
@@ -134,16 +146,19 @@ static int runs_ok(const sr_store *st, const sr_run *runs, uint32_t n) {
     return 1;
 }
 
-static void fill_traj(sr_traj *t, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags, const sr_run *runs,
-                      const uint64_t *blocks, const uint16_t *block_of) {
+static void fill_traj(sr_traj *t, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags,
+                      const sr_run *runs, const uint64_t *blocks, const uint16_t *block_of) {
     memcpy(sr_traj_blocks(t), blocks, t->n_blocks * sizeof *blocks);
     sr_traj_col *cols = sr_traj_cols(t);
     sr_seg *segs = sr_traj_segs(t);
     for (uint32_t c = 0; c < n_cols; c++) {
         uint32_t length = 0;
         for (uint32_t i = first_run[c]; i < first_run[c + 1]; i++) {
-            segs[i] = (sr_seg){.block = block_of[i], .col = (uint16_t)runs[i].col, .start = runs[i].start,
-                               .count = runs[i].count, .stride = runs[i].stride};
+            segs[i] = (sr_seg){.block = block_of[i],
+                               .col = (uint16_t)runs[i].col,
+                               .start = runs[i].start,
+                               .count = runs[i].count,
+                               .stride = runs[i].stride};
             length += runs[i].count;
         }
         cols[c] = (sr_traj_col){.length_flags = length | flags[c], .first_seg = first_run[c]};
@@ -154,7 +169,8 @@ static void fill_traj(sr_traj *t, uint32_t n_cols, const uint32_t *first_run, co
 #define INLINE_RUNS 64u
 
 /* Number the distinct blocks of the runs. Neighbouring runs mostly share one. */
-static uint32_t number_blocks(const sr_run *runs, uint32_t n_runs, uint64_t *blocks, uint16_t *block_of) {
+static uint32_t number_blocks(const sr_run *runs, uint32_t n_runs, uint64_t *blocks,
+                              uint16_t *block_of) {
     uint32_t n_blocks = 0;
     for (uint32_t i = 0; i < n_runs; i++) {
         uint32_t k = n_blocks;
@@ -168,10 +184,14 @@ static uint32_t number_blocks(const sr_run *runs, uint32_t n_runs, uint64_t *blo
     return n_blocks;
 }
 
-int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags, const sr_run *runs, uint64_t *off, uint32_t *position) {
+int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags,
+                const sr_run *runs, uint64_t *off, uint32_t *position) {
     sr_store *st = ses->st;
     uint32_t n_runs = first_run[n_cols];
-    if (n_cols == 0 || n_cols > SR_COLUMNS_MAX || n_runs == 0 || n_runs > 0xffffu || !runs_ok(st, runs, n_runs)) return SR_INVALID;
+    if (n_cols == 0 || n_cols > SR_COLUMNS_MAX || n_runs == 0 || n_runs > 0xffffu ||
+        !runs_ok(st, runs, n_runs)) {
+        return SR_INVALID;
+    }
     uint64_t inline_blocks[INLINE_RUNS];
     uint16_t inline_numbers[INLINE_RUNS];
     uint64_t *blocks = inline_blocks;
@@ -184,18 +204,25 @@ int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const u
         block_of = (uint16_t *)(blocks + n_runs);
     }
     uint32_t n_blocks = number_blocks(runs, n_runs, blocks, block_of);
-    uint64_t bytes = sizeof(sr_traj) + n_blocks * sizeof(uint64_t) + (n_cols + 1) * sizeof(sr_traj_col) + n_runs * sizeof(sr_seg);
+    uint64_t bytes = sizeof(sr_traj) + n_blocks * sizeof(uint64_t) +
+                     (n_cols + 1) * sizeof(sr_traj_col) + n_runs * sizeof(sr_seg);
     int rc = sr_ledger_reserve(ses, 1);
     if (rc == SR_OK) rc = new_object(ses, SR_KIND_TRAJ, bytes, off);
     if (rc == SR_OK) {
         sr_traj *t = sr_ptr(st, *off);
-        *t = (sr_traj){.kind = SR_KIND_TRAJ, .n_cols = n_cols, .n_blocks = n_blocks, .n_segs = n_runs, .bytes = bytes};
+        *t = (sr_traj){.kind = SR_KIND_TRAJ,
+                       .n_cols = n_cols,
+                       .n_blocks = n_blocks,
+                       .n_segs = n_runs,
+                       .bytes = bytes};
         atomic_store_explicit(&t->refs, 1, memory_order_relaxed);
         fill_traj(t, n_cols, first_run, flags, runs, blocks, block_of);
         sr_arena *home = sr_arena_at(st, ses->shared->arena);
         rc = sr_lock(st, &home->lock);
         if (rc == SR_OK) {
-            for (uint32_t i = 0; i < n_blocks; i++) sr_ref_retain(st, SR_REF(blocks[i], SR_KIND_BLOCK));
+            for (uint32_t i = 0; i < n_blocks; i++) {
+                sr_ref_retain(st, SR_REF(blocks[i], SR_KIND_BLOCK));
+            }
             *position = sr_ledger_note(ses, SR_REF(*off, SR_KIND_TRAJ));
             atomic_store_explicit(&ses->shared->inflight[0], 0, memory_order_relaxed);
             sr_unlock(&home->lock);

@@ -17,9 +17,21 @@ static uint64_t mix(uint64_t h, uint64_t x) {
 
 uint64_t sr_layout_signature(void) {
     const uint64_t parts[] = {
-        sizeof(void *), sizeof(pthread_mutex_t), _Alignof(pthread_mutex_t), sizeof(sr_header), sizeof(sr_participant),
-        sizeof(sr_session), sizeof(sr_arena), sizeof(sr_block), sizeof(sr_traj), sizeof(sr_slot), sizeof(sr_stripe),
-        sizeof(sr_table), offsetof(sr_header, config_off), offsetof(sr_table, sample_seq), offsetof(sr_stripe, index),
+        sizeof(void *),
+        sizeof(pthread_mutex_t),
+        _Alignof(pthread_mutex_t),
+        sizeof(sr_header),
+        sizeof(sr_participant),
+        sizeof(sr_session),
+        sizeof(sr_arena),
+        sizeof(sr_block),
+        sizeof(sr_traj),
+        sizeof(sr_slot),
+        sizeof(sr_stripe),
+        sizeof(sr_table),
+        offsetof(sr_header, config_off),
+        offsetof(sr_table, sample_seq),
+        offsetof(sr_stripe, index),
 #if defined(__GLIBC__)
         1,
 #else
@@ -34,7 +46,8 @@ uint64_t sr_layout_signature(void) {
 }
 
 typedef struct {
-    uint64_t participants, sessions, tables, stripes, arenas, schemas, config, fixed_end, index_start, arena_start, arena_span, end;
+    uint64_t participants, sessions, tables, stripes, arenas, schemas, config, fixed_end,
+        index_start, arena_start, arena_span, end;
     uint32_t n_stripes;
 } plan;
 
@@ -73,7 +86,8 @@ uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *table
     return p.end;
 }
 
-static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t number, uint32_t first_stripe, uint64_t *region) {
+static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t number,
+                        uint32_t first_stripe, uint64_t *region) {
     sr_table *t = sr_table_at(st, number);
     if (sr_mutex_init(&t->limiter_lock) != SR_OK) return SR_SYS;
     t->samples_per_insert = cfg->samples_per_insert;
@@ -102,11 +116,19 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
 }
 
 static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) {
-    if (cfg->n_tables == 0 || cfg->n_tables > SR_TABLES_MAX || cfg->n_arenas == 0 || cfg->n_arenas > SR_ARENAS_MAX) return 0;
-    if (cfg->n_participants < 2 || cfg->n_sessions == 0 || cfg->capacity_bytes > (1ull << 46)) return 0;
+    if (cfg->n_tables == 0 || cfg->n_tables > SR_TABLES_MAX || cfg->n_arenas == 0 ||
+        cfg->n_arenas > SR_ARENAS_MAX) {
+        return 0;
+    }
+    if (cfg->n_participants < 2 || cfg->n_sessions == 0 || cfg->capacity_bytes > (1ull << 46)) {
+        return 0;
+    }
     for (uint32_t i = 0; i < cfg->n_tables; i++) {
         const sr_table_config *t = &tables[i];
-        if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX || t->max_size < 1 || t->max_size > 0x7fffffff) return 0;
+        if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX || t->max_size < 1 ||
+            t->max_size > 0x7fffffff) {
+            return 0;
+        }
         if (t->sampler_kind < SR_SEL_FIFO || t->sampler_kind > SR_SEL_MAX_HEAP) return 0;
         if (t->remover_kind < SR_SEL_FIFO || t->remover_kind > SR_SEL_MAX_HEAP) return 0;
         if (!(t->samples_per_insert > 0) || t->min_size_to_sample < 1) return 0;
@@ -120,7 +142,8 @@ static uint64_t extent_for(uint64_t capacity) {
     return bytes < least ? least : bytes > most ? most : bytes;
 }
 
-static int format_regions(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables, const plan *p, const char *config_json) {
+static int format_regions(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables,
+                          const plan *p, const char *config_json) {
     sr_header *h = st->hdr;
     memcpy(st->base + p->config, config_json, cfg->config_bytes);
     uint64_t region = p->index_start;
@@ -131,12 +154,14 @@ static int format_regions(sr_store *st, const sr_store_config *cfg, const sr_tab
         first += tables[i].n_stripes;
     }
     for (uint32_t i = 0; i < cfg->n_arenas; i++) {
-        sr_arena_init(st, sr_arena_at(st, i), p->arena_start + i * p->arena_span, p->arena_start + (i + 1) * p->arena_span);
+        sr_arena_init(st, sr_arena_at(st, i), p->arena_start + i * p->arena_span,
+                      p->arena_start + (i + 1) * p->arena_span);
     }
     return sr_mutex_init(&h->schema_lock);
 }
 
-int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables, const char *config_json) {
+int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables,
+                    const char *config_json) {
     plan p;
     if (!config_ok(cfg, tables)) return SR_INVALID;
     make_plan(cfg, tables, &p);
@@ -186,23 +211,30 @@ int sr_store_attach(sr_store *st) {
     sr_header *h = (sr_header *)st->base;
     if (atomic_load_explicit(&h->magic, memory_order_acquire) != SR_MAGIC) return SR_WOULD_BLOCK;
     if (h->layout_version != SR_LAYOUT_VERSION || h->layout_signature != sr_layout_signature()) {
-        detail = (sr_detail){.asked = h->layout_version, .available = SR_LAYOUT_VERSION,
-                             .found_signature = h->layout_signature, .expected_signature = sr_layout_signature()};
+        detail = (sr_detail){.asked = h->layout_version,
+                             .available = SR_LAYOUT_VERSION,
+                             .found_signature = h->layout_signature,
+                             .expected_signature = sr_layout_signature()};
         return SR_VERSION;
     }
-    if (h->file_bytes != st->bytes || h->n_tables == 0 || h->n_tables > SR_TABLES_MAX || h->n_arenas == 0 || h->n_arenas > SR_ARENAS_MAX ||
+    if (h->file_bytes != st->bytes || h->n_tables == 0 || h->n_tables > SR_TABLES_MAX ||
+        h->n_arenas == 0 || h->n_arenas > SR_ARENAS_MAX ||
         !region_ok(st, h->participants_off, h->n_participants, sizeof(sr_participant)) ||
         !region_ok(st, h->sessions_off, h->n_sessions, sizeof(sr_session)) ||
         !region_ok(st, h->tables_off, h->n_tables, sizeof(sr_table)) ||
         !region_ok(st, h->stripes_off, h->n_stripes, sizeof(sr_stripe)) ||
         !region_ok(st, h->arenas_off, h->n_arenas, sizeof(sr_arena)) ||
-        !region_ok(st, h->schemas_off, SR_SCHEMAS_MAX, sizeof(sr_schema)) || sr_at(st, h->config_off, h->config_bytes) == NULL) {
+        !region_ok(st, h->schemas_off, SR_SCHEMAS_MAX, sizeof(sr_schema)) ||
+        sr_at(st, h->config_off, h->config_bytes) == NULL) {
         return SR_CORRUPT;
     }
     st->hdr = h;
     for (uint32_t i = 0; i < h->n_tables; i++) {
         const sr_table *t = sr_table_at(st, i);
-        if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX || t->first_stripe > h->n_stripes - t->n_stripes) return SR_CORRUPT;
+        if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX ||
+            t->first_stripe > h->n_stripes - t->n_stripes) {
+            return SR_CORRUPT;
+        }
     }
     return SR_OK;
 }
@@ -247,15 +279,21 @@ int sr_store_get_stats(sr_store *st, sr_store_stats *out) {
     uint64_t known = out->fixed + out->arena_committed;
     out->index_committed = out->committed > known ? out->committed - known : 0;
     const sr_participant *p = sr_ptr(st, h->participants_off);
-    for (uint32_t i = 0; i < h->n_participants; i++) out->participants += atomic_load_explicit(&p[i].state, memory_order_relaxed) != 0;
+    for (uint32_t i = 0; i < h->n_participants; i++) {
+        out->participants += atomic_load_explicit(&p[i].state, memory_order_relaxed) != 0;
+    }
     const sr_session *s = sr_ptr(st, h->sessions_off);
-    for (uint32_t i = 0; i < h->n_sessions; i++) out->sessions += atomic_load_explicit(&s[i].state, memory_order_relaxed) != 0;
+    for (uint32_t i = 0; i < h->n_sessions; i++) {
+        out->sessions += atomic_load_explicit(&s[i].state, memory_order_relaxed) != 0;
+    }
     return SR_OK;
 }
 
 int sr_committer_step(sr_store *st) {
     uint32_t seq = atomic_load(&st->hdr->commit_seq);
     int added = sr_commit_ahead(st);
-    if (added <= 0 && !sr_store_is_closed(st)) sr_futex_wait(&st->hdr->commit_seq, seq, &st->hdr->commit_waiters, 100);
+    if (added <= 0 && !sr_store_is_closed(st)) {
+        sr_futex_wait(&st->hdr->commit_seq, seq, &st->hdr->commit_waiters, 100);
+    }
     return added;
 }

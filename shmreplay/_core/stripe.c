@@ -6,7 +6,8 @@
 #include "steps.h"
 
 #define TABLE_BITS 6u /* SR_TABLES_MAX */
-/* Items that may be in a table beyond max_size for a moment: inserted and not yet evicted, by all inserters together. */
+/* Items that may be in a table beyond max_size for a moment: inserted and not yet evicted, by
+ * all inserters together. */
 #define SLACK_SLOTS 65536u
 #define GROW_SLOTS_MIN 1024u
 
@@ -27,11 +28,14 @@ static int same_index(const sr_table_config *cfg) {
 uint64_t sr_stripe_region_bytes(const sr_table_config *cfg, uint64_t slots_max) {
     uint64_t bytes = sr_align(slots_max * sizeof(sr_slot), SR_PAGE);
     bytes += sr_index_region_bytes((enum sr_selector)cfg->sampler_kind, slots_max);
-    if (!same_index(cfg)) bytes += sr_index_region_bytes((enum sr_selector)cfg->remover_kind, slots_max);
+    if (!same_index(cfg)) {
+        bytes += sr_index_region_bytes((enum sr_selector)cfg->remover_kind, slots_max);
+    }
     return bytes;
 }
 
-int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uint32_t number, uint64_t region, uint64_t slots_max) {
+int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uint32_t number,
+                   uint64_t region, uint64_t slots_max) {
     if (sr_mutex_init(&s->lock) != SR_OK) return SR_SYS;
     s->table = table;
     s->number = number;
@@ -39,11 +43,13 @@ int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uin
     s->slots_max = slots_max;
     s->free_head = SR_NONE;
     uint64_t at = region + sr_align(slots_max * sizeof(sr_slot), SR_PAGE);
-    sr_index_init(&s->index[0], (enum sr_selector)cfg->sampler_kind, cfg->sampler_exponent, at, slots_max);
+    sr_index_init(&s->index[0], (enum sr_selector)cfg->sampler_kind, cfg->sampler_exponent, at,
+                  slots_max);
     s->n_indexes = 1;
     if (!same_index(cfg)) {
         at += sr_index_region_bytes((enum sr_selector)cfg->sampler_kind, slots_max);
-        sr_index_init(&s->index[1], (enum sr_selector)cfg->remover_kind, cfg->remover_exponent, at, slots_max);
+        sr_index_init(&s->index[1], (enum sr_selector)cfg->remover_kind, cfg->remover_exponent, at,
+                      slots_max);
         s->n_indexes = 2;
         s->remover = 1;
     }
@@ -82,20 +88,23 @@ int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot) {
     return SR_OK;
 }
 
-static uint64_t next_key(const sr_store *st, const sr_table *t, const sr_stripe *s, uint32_t slot, uint64_t last) {
+static uint64_t next_key(const sr_store *st, const sr_table *t, const sr_stripe *s, uint32_t slot,
+                         uint64_t last) {
     uint32_t low = t->slot_bits + t->stripe_bits + TABLE_BITS;
     if (last != 0) {
         uint64_t key = last + (1ull << low);
         return key != 0 ? key : key + (1ull << low);
     }
-    /* The first generation differs from one store to the next, so that keys of a store that is gone miss. */
+    /* The first generation differs from one store to the next, so that keys of a store that is
+     * gone miss. */
     uint64_t seed = st->hdr->generation;
     uint64_t generation = (sr_splitmix64(&seed) & ((1ull << (63 - low)) - 1)) | 1;
     return generation << low | (uint64_t)s->table << (t->slot_bits + t->stripe_bits) |
            (uint64_t)s->number << t->slot_bits | slot;
 }
 
-void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, const sr_item *item, uint64_t now_ns, uint64_t *key) {
+void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, const sr_item *item,
+                       uint64_t now_ns, uint64_t *key) {
     sr_slot *p = sr_slot_at(st, s, slot);
     p->key = next_key(st, t, s, slot, p->key);
     p->row_start = item->row_start;
@@ -108,10 +117,12 @@ void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, c
     p->schema = item->schema;
     sr_ref_retain(st, item->ref);
     sr_episodes_enter(st, t, s->table, item->ref, item->row_start, item->row_count);
-    for (uint32_t i = 0; i < s->n_indexes; i++) sr_index_insert(st, &s->index[i], slot, p->priority, p->touch);
+    for (uint32_t i = 0; i < s->n_indexes; i++) {
+        sr_index_insert(st, &s->index[i], slot, p->priority, p->touch);
+    }
     *key = p->key;
-    /* SYNC POINT: the item exists from this store on; everything above is visible to whoever sees it. Before it, a
-     * crash leaves a slot that is not live and a lock whose owner died. */
+    /* SYNC POINT: the item exists from this store on; everything above is visible to whoever
+     * sees it. Before it, a crash leaves a slot that is not live and a lock whose owner died. */
     atomic_store_explicit(&p->ref, item->ref, memory_order_release);
 }
 
@@ -150,9 +161,12 @@ void sr_stripe_hints(sr_store *st, sr_stripe *s) {
     const sr_index *remover = &s->index[s->remover];
     atomic_store_explicit(&s->size, sampler->count, memory_order_relaxed);
     sr_store_double(&s->mass_bits, sr_index_mass(st, sampler));
-    if (remover->kind == SR_SEL_PRIORITIZED) sr_store_double(&s->remover_mass_bits, sr_index_mass(st, remover));
+    if (remover->kind == SR_SEL_PRIORITIZED) {
+        sr_store_double(&s->remover_mass_bits, sr_index_mass(st, remover));
+    }
     if (remover->kind == SR_SEL_FIFO || remover->kind == SR_SEL_LIFO) {
-        uint64_t seq = remover->head == SR_NONE ? UINT64_MAX : sr_slot_at(st, s, remover->head)->seq;
+        uint64_t seq =
+            remover->head == SR_NONE ? UINT64_MAX : sr_slot_at(st, s, remover->head)->seq;
         atomic_store_explicit(&s->oldest_seq, seq, memory_order_relaxed);
     }
 }

@@ -1,4 +1,5 @@
-/* stripe.h: a table's share of slots with its selectors. All calls under the stripe's lock, except where said. */
+/* stripe.h: a table's share of slots with its selectors. All calls under the stripe's lock,
+ * except where said. */
 #ifndef SR_STRIPE_H
 #define SR_STRIPE_H
 
@@ -7,7 +8,8 @@
 /* Address space that one stripe of this table needs, and the most slots it can have. */
 uint64_t sr_stripe_slots_max(const sr_table_config *cfg, uint64_t capacity_bytes);
 uint64_t sr_stripe_region_bytes(const sr_table_config *cfg, uint64_t slots_max);
-int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uint32_t number, uint64_t region, uint64_t slots_max);
+int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uint32_t number,
+                   uint64_t region, uint64_t slots_max);
 
 static inline sr_slot *sr_slot_at(const sr_store *st, const sr_stripe *s, uint32_t slot) {
     return (sr_slot *)sr_ptr(st, s->slots_off) + slot;
@@ -19,7 +21,8 @@ static inline int sr_slot_live(const sr_slot *slot) {
 /* A free slot, with memory for it in every index. SR_OK, SR_FULL, SR_NOSPACE. */
 int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot);
 /* Fill the slot, enter it in the selectors, count its references and publish it. */
-void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, const sr_item *item, uint64_t now_ns, uint64_t *key);
+void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, const sr_item *item,
+                       uint64_t now_ns, uint64_t *key);
 /* Take the item out and drop its references. Frees what nobody else refers to (arena locks). */
 int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot);
 /* Remove everything, without counting deleted episodes. */

@@ -19,7 +19,8 @@ static inline int sr_remover_keeps_order(const sr_table *t) {
 static inline int sr_remover_draws(const sr_table *t) {
     return t->remover_kind == SR_SEL_UNIFORM || t->remover_kind == SR_SEL_PRIORITIZED;
 }
-/* SR_OK, or why no operation may start: SR_CLOSED, SR_CORRUPT (poisoned), SR_INVALID (no such table). */
+/* SR_OK, or why no operation may start: SR_CLOSED, SR_CORRUPT (poisoned), SR_INVALID (no such
+ * table). */
 int sr_table_usable(const sr_store *st, uint32_t table);
 
 /* All locks of a table, in order. SR_OK, or SR_CORRUPT holding none. */
@@ -31,7 +32,8 @@ static inline void sr_begin(sr_ses *ses, enum sr_busy what) {
     atomic_store_explicit(&ses->shared->busy, what, memory_order_relaxed);
 }
 static inline void sr_end(sr_ses *ses) {
-    /* SYNC POINT: release, so that whoever sees the word idle sees the operation's effects whole. */
+    /* SYNC POINT: release, so that whoever sees the word idle sees the operation's effects
+     * whole. */
     atomic_store_explicit(&ses->shared->busy, SR_IDLE, memory_order_release);
 }
 

@@ -84,13 +84,14 @@ def test_append_checks_dtype(make_client: MakeClient) -> None:
 def test_append_checks_shape(make_client: MakeClient) -> None:
     _, client = make_client([fifo_table()])
     writer = client.trajectory_writer(num_keep_alive_refs=3)
-    writer.append({"a": 1, "b": [1.0, 2.0]})
+    pair = np.array([1.0, 2.0])
+    writer.append({"a": 1, "b": pair})
     with pytest.raises(ValueError) as error:
-        writer.append({"a": [1, 2], "b": [1.0, 2.0]})
+        writer.append({"a": np.array([1, 2]), "b": pair})
     assert "Tensor of incompatible shape provided for column ('a',)." in str(error.value)
     assert "Got [2] which is incompatible with []." in str(error.value)
     with pytest.raises(ValueError, match="incompatible shape"):
-        writer.append({"a": 1, "b": [1.0, 2.0, 3.0]})
+        writer.append({"a": 1, "b": np.array([1.0, 2.0, 3.0])})
     assert writer.episode_steps == 1
 
 

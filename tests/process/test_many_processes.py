@@ -93,16 +93,18 @@ def sample(conn: Connection, address: str, count: int) -> None:
 
 
 def consume(conn: Connection, address: str, count: int, one_by_one: bool) -> None:
-    """Takes `count` items of shape [1], and sends their ids in the order of arrival."""
+    """Takes `count` items of shape [1], which came into the table in several ways.
+
+    Sends their ids in the order of arrival.
+    """
     seen: list[int] = []
     with reverb.Client(address) as client:
         if one_by_one:
             samples = client.sample(TABLE, count, emit_timesteps=False, timeout=DEADLINE)
             seen.extend(int(one.data[0][0]) for one in samples)
         while len(seen) < count:
-            batch = min(5, count - len(seen))
-            data = client.sample_batch(TABLE, batch, timeout=DEADLINE).data
-            seen.extend(data["id"][:, 0].tolist())
+            with client.borrow(TABLE, min(5, count - len(seen)), timeout=DEADLINE) as loans:
+                seen.extend(int(one.data["id"][0]) for one in loans)
     conn.send(seen)
 
 

@@ -60,6 +60,12 @@ def there_is(name: str) -> bool:
     return any(path.exists() for path in files_of(name))
 
 
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
 class Puppet:
     """What happens in another process: its methods are called from the test by `Other`."""
 
@@ -69,7 +75,7 @@ class Puppet:
 
     def create(self, name: str, **options: Any) -> int:
         self.stores[name] = Store.create(name, TABLES, **{"capacity": 2 * MIB, **options})
-        return self.stores[name].native.generation
+        return int(self.stores[name].native.generation)
 
     def open(self, name: str, **options: Any) -> int:
         self.stores[name] = Store.open(name, **options)
@@ -93,6 +99,10 @@ class Puppet:
         if size:
             segment.open_shared(segment.segment_name(name), posix_ipc.O_CREX, size)
 
+    def give_way(self, name: str) -> None:
+        """Lets others join after a `begin`."""
+        self.held[name].unlock_all_but_first()
+
     def finish(self, name: str) -> None:
         """The other steps, after a `begin` of size 0."""
         _, native = segment.lay_out(name, TABLES, 2 * MIB, ExitStack())
@@ -110,10 +120,10 @@ class Puppet:
 def obey(connection: Any) -> None:
     puppet = Puppet()
     while True:
-        try:
-            method, arguments, options = connection.recv()
-        except EOFError:
+        request = connection.recv()
+        if request is None:
             return
+        method, arguments, options = request
         try:
             connection.send(getattr(puppet, method)(*arguments, **options))
         except Exception as error:
@@ -134,8 +144,7 @@ class Other:
 
     @property
     def pid(self) -> int:
-        assert self.process.pid is not None
-        return self.process.pid
+        return int(self.process.pid)
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> None:
         self.connection.send((method, arguments, options))
@@ -162,8 +171,8 @@ class Other:
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
     def end(self) -> None:
-        """Lets it exit as a program does that has come to its end."""
-        self.connection.close()
+        """Lets it exit; if it was spawned, as a program does that has come to its end."""
+        self.connection.send(None)
         self.process.join(DEADLINE)
         assert self.process.exitcode == 0
 
@@ -173,8 +182,9 @@ def name(unique_name: Callable[[], str]) -> Iterator[str]:
     """A store's name; whatever a killed process left of it is removed."""
     name = unique_name()
     yield name
-    for each in [each for each in store._attached if each.name == name]:
-        each.release()
+    for each in [each for each in store._attached if each.name.startswith(name)]:
+        while each in store._attached:
+            each.release()
     for path in files_of(name):
         path.unlink(missing_ok=True)
 
@@ -273,6 +283,25 @@ def test_a_server_that_stops_frees_the_name(name: str, others: Callable[[], Othe
     assert there_is(name)
 
 
+@pytest.mark.parametrize("step", ["unlink", "release"])
+def test_a_name_that_becomes_free_while_we_create(
+    name: str, other: Other, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    other.call("create", name)
+    try_lock_all = lease.Lease.try_lock_all
+
+    def late_try(held: lease.Lease) -> bool:
+        monkeypatch.undo()
+        other.call(step, name)  # removes the file that we have open; releasing also unlocks it
+        return try_lock_all(held)
+
+    monkeypatch.setattr(lease.Lease, "try_lock_all", late_try)
+    created = Store.create(name, TABLES, capacity=2 * MIB)
+    assert all(path.exists() for path in files_of(name))
+    assert other.call("open", name) == 1
+    assert [each.alive for each in created.participants()] == [True, True]
+
+
 def test_a_store_whose_server_is_stopping(name: str, other: Other) -> None:
     created = Store.create(name, TABLES, capacity=2 * MIB)
     created.native.close_server()
@@ -306,6 +335,67 @@ def test_a_store_that_is_never_laid_out(name: str, other: Other, size: int, time
     assert not there_is(name)
 
 
+def test_looking_at_an_unfinished_segment_takes_no_memory(name: str, other: Other) -> None:
+    # It would be a bus error where /dev/shm is full.
+    other.call("begin", name, MIB)
+    other.call("give_way", name)
+    with pytest.raises(DeadlineExceededError):
+        Store.open(name, timeout=0)
+    status = files_of(name)[0].stat()
+    assert (status.st_size, status.st_blocks) == (MIB, 0)
+
+
+def test_a_store_that_is_being_replaced(name: str, others: Callable[[], Other]) -> None:
+    dead, heir = others(), others()
+    dead.call("create", name)
+    dead.kill()
+    heir.call("begin", name, 0)
+    overwrite(files_of(name)[0], 8, (77).to_bytes(4, "little"))  # no matter what is replaced
+    with pytest.raises(DeadlineExceededError):
+        Store.open(name, timeout=0)
+
+
+def test_a_store_that_begins_to_be_replaced_while_we_join(
+    name: str, others: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = others(), others()
+    first.call("create", name)
+    join = lease.join
+
+    def late_join(*arguments: Any) -> int | None:
+        monkeypatch.undo()
+        first.kill()
+        second.call("begin", name, 0)
+        number = join(*arguments)
+        segment.remove(segment.segment_name(name))
+        second.call("finish", name)
+        return number
+
+    monkeypatch.setattr(lease, "join", late_join)
+    opened = Store.open(name)
+    assert [each.pid for each in opened.participants()] == [second.pid, os.getpid()]
+
+
+def test_a_store_that_is_exchanged_while_we_join(
+    name: str, others: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = others(), others()
+    first.call("create", name)
+    generations = []
+    join = lease.join
+
+    def late_join(*arguments: Any) -> int | None:
+        monkeypatch.undo()
+        first.call("release", name)
+        generations.append(second.call("create", name))
+        return join(*arguments)
+
+    monkeypatch.setattr(lease, "join", late_join)
+    opened = Store.open(name)
+    assert [opened.native.generation] == generations
+    assert second.call("alive", name) == {0: True, 1: True}
+
+
 def test_all_places_taken(name: str, others: Callable[[], Other]) -> None:
     server, crowd = others(), others()
     server.call("create", name, capacity=MIB)
@@ -317,12 +407,6 @@ def test_all_places_taken(name: str, others: Callable[[], Other]) -> None:
 
 
 # --- files that cannot be trusted -----------------------------------------------------------------
-
-
-def overwrite(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
 
 
 def test_another_layout_version(name: str, other: Other) -> None:
@@ -484,6 +568,39 @@ def test_find_by_port_prefers_a_living_server(name: str, others: Callable[[], Ot
         assert Store.find_by_port(4321) == other_name
         second.call("release", other_name)
     assert Store.find_by_port(4321) == name
+
+
+def test_a_taken_port_leaves_a_dead_store_of_the_name(
+    name: str, others: Callable[[], Other]
+) -> None:
+    dead, alive = others(), others()
+    dead.call("create", name)
+    inodes = [path.stat().st_ino for path in files_of(name)]
+    dead.kill()
+    Store.create(f"{name}-2", TABLES, capacity=2 * MIB, port=4321)
+    try:
+        with pytest.raises(StoreExistsError, match="Got port 4321"):
+            alive.call("create", name, port=4321)
+        assert [path.stat().st_ino for path in files_of(name)] == inodes
+    finally:
+        Store.open(f"{name}-2").unlink()  # the fixture releases it
+
+
+def test_two_choose_one_port_at_the_same_time(
+    name: str, other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out = segment.lay_out
+
+    def slow_lay_out(*arguments: Any) -> Any:
+        other.call("create", f"{name}-2", port=4321)
+        return lay_out(*arguments)
+
+    monkeypatch.setattr(segment, "lay_out", slow_lay_out)
+    with pytest.raises(StoreExistsError, match=f"Got port 4321 .*'{name}-2'"):
+        Store.create(name, TABLES, capacity=2 * MIB, port=4321)
+    assert not there_is(name)
+    assert Store.find_by_port(4321) == f"{name}-2"
+    other.call("release", f"{name}-2")
 
 
 def test_find_by_port_does_not_attach(name: str, others: Callable[[], Other]) -> None:
@@ -705,7 +822,8 @@ assert os.path.exists({str(files_of(name)[0])!r}) and not store.native.closed
     assert not there_is(name)
 
 
-def test_a_client_that_does_not_close(name: str, other: Other) -> None:
+def test_a_client_that_does_not_close(name: str, others: Callable[..., Other]) -> None:
+    other = others("spawn")
     created = Store.create(name, TABLES, capacity=2 * MIB)
     other.call("open", name)
     other.end()
@@ -715,7 +833,8 @@ def test_a_client_that_does_not_close(name: str, other: Other) -> None:
     assert [each.number for each in created.participants()] == [0]
 
 
-def test_a_server_that_exits_wakes_its_clients(name: str, other: Other) -> None:
+def test_a_server_that_exits_wakes_its_clients(name: str, others: Callable[..., Other]) -> None:
+    other = others("spawn")
     other.call("create", name)
     opened = Store.open(name)
     other.end()

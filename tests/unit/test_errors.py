@@ -15,7 +15,9 @@ BUILT_IN = {
     "AuthenticationError": (RuntimeError,),
     "CheckpointError": (RuntimeError,),
     "DeadlineExceededError": (TimeoutError,),
+    "ExpiredReferenceError": (ValueError, RuntimeError),
     "ForkedHandleError": (RuntimeError,),
+    "HistoryIndexError": (IndexError,),
     "InvalidArgumentError": (ValueError,),
     "PriorityError": (ValueError,),
     "ProtocolError": (RuntimeError,),
@@ -23,12 +25,14 @@ BUILT_IN = {
     "ServerClosedError": (RuntimeError,),
     "SignatureError": (ValueError,),
     "StoreExistsError": (ValueError,),
+    "StoreLimitError": (RuntimeError,),
     "StoreNotFoundError": (RuntimeError,),
     "StorePermissionError": (PermissionError,),
     "TableCorruptedError": (RuntimeError,),
     "TableNotFoundError": (RuntimeError, ValueError),
     "VersionMismatchError": (RuntimeError,),
     "WriterClosedError": (RuntimeError,),
+    "WriterStateError": (RuntimeError,),
 }
 
 

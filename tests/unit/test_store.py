@@ -213,15 +213,17 @@ def test_threads_may_open_and_release_at_once(make: Make) -> None:
     ["", "a/b", "/a", "a b", "ä", "a\0", "a\n", "a.lease", ".lease", "x" * 101, "../x"],
 )
 def test_names_that_are_refused(name: str) -> None:
-    for call in (lambda: Store.create(name, [config()]), lambda: Store.open(name)):
-        with pytest.raises(InvalidArgumentError, match=r"store name .* expected 1 to 100"):
-            call()
+    with pytest.raises(InvalidArgumentError, match=r"store name .* expected 1 to 100"):
+        Store.create(name, [config()])
+    with pytest.raises(InvalidArgumentError, match=r"store name .* expected 1 to 100"):
+        Store.open(name)
 
 
 def test_a_name_is_a_str() -> None:
-    for call in (lambda: Store.create(b"x", [config()]), lambda: Store.open(None)):  # type: ignore[arg-type]
-        with pytest.raises(ArgumentTypeError, match="expected a str"):
-            call()
+    with pytest.raises(ArgumentTypeError, match="expected a str"):
+        Store.create(b"x", [config()])  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match="expected a str"):
+        Store.open(None)  # type: ignore[arg-type]
 
 
 def test_the_longest_name_and_odd_ones(make: Make, unique_name: Callable[[], str]) -> None:
