@@ -245,11 +245,18 @@ cdef class ItemPlan:
 cdef class ColumnHistory:
     """The recent values of one column, indexed like a list of steps."""
 
-    cdef WriterCore writer
+    # Not counted: the writer holds its histories (`history` is kept), and must go when its user drops it, at once
+    # and not at the next garbage collection, since its place in the store is one of few. The writer clears it when it goes.
+    cdef PyObject *writer
     cdef Column column
 
+    cdef inline WriterCore owner(self):
+        if self.writer == NULL:
+            raise errors.WriterClosedError("the writer of this history is gone; keep a reference to it")
+        return <WriterCore><object>self.writer
+
     def __len__(self):
-        return self.writer.history_length()
+        return self.owner().history_length()
 
     @property
     def path(self):
@@ -261,7 +268,7 @@ cdef class ColumnHistory:
             yield self[i]
 
     def __getitem__(self, index):
-        cdef Py_ssize_t n = self.writer.history_length()
+        cdef Py_ssize_t n = self.owner().history_length()
         cdef Py_ssize_t start, stop, step, count
         if type(index) is slice:
             return self.slice(index, n)
@@ -295,10 +302,11 @@ cdef class ColumnHistory:
 
     cdef TrajectoryColumn cells(self, Py_ssize_t start, Py_ssize_t step, Py_ssize_t count, bint squeeze):
         cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
-        cdef int64_t base = self.writer.base_step + start
-        cdef int64_t end = self.writer.base_step + self.writer.history_length()
+        cdef WriterCore writer = self.owner()
+        cdef int64_t base = writer.base_step + start
+        cdef int64_t end = writer.base_step + writer.history_length()
         cdef int64_t first, last, i
-        t.writer = self.writer
+        t.writer = writer
         t.column = self.column
         t.squeeze = squeeze
         t.n = count
@@ -324,8 +332,9 @@ cdef class ColumnHistory:
 
     cdef TrajectoryColumn pick(self, list index, Py_ssize_t n):
         cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
+        cdef WriterCore writer = self.owner()
         cdef Py_ssize_t i, k
-        t.writer = self.writer
+        t.writer = writer
         t.column = self.column
         t.n = len(index)
         if t.n == 0:
@@ -341,7 +350,7 @@ cdef class ColumnHistory:
                     f"history of column {self.column.path} is indexed by list of int, got {index[i]!r} in it") from None
             if k < -n or k >= n:
                 raise errors_index(self.column.path, index[i], n)
-            t.values[i] = self.column.value_of_step(self.writer.base_step + (k + n if k < 0 else k), self.writer.base_step + n)
+            t.values[i] = self.column.value_of_step(writer.base_step + (k + n if k < 0 else k), writer.base_step + n)
             if t.values[i] < 0:
                 raise errors_none(self.column.path)
         return t
@@ -506,6 +515,7 @@ cdef class Pending:
     cdef uint32_t position
 
 
+@cython.no_gc_clear  # __dealloc__ needs `histories`
 cdef class WriterCore:
     """State of one writer. Methods lock it, so that threads may share it; waiting is done by the caller without the lock."""
 
@@ -530,6 +540,7 @@ cdef class WriterCore:
     cdef uint32_t episode_position
     cdef readonly object pending         # deque of Pending
     cdef readonly bint in_place          # a step is being written in place
+    cdef list histories                  # ColumnHistory, which do not count this writer
     cdef public object history_cache     # what `history` gives, None: to be made
     cdef Group place_group
     cdef uint32_t place_row
@@ -544,6 +555,7 @@ cdef class WriterCore:
         self.item_plans = []
         self.configured = {}
         self.pending = deque()
+        self.histories = []
 
     def __init__(self, Session session, tables, int64_t keep_alive, uint64_t episode_base):
         self.session = session
@@ -552,6 +564,9 @@ cdef class WriterCore:
         self.episode_base = episode_base
 
     def __dealloc__(self):
+        cdef ColumnHistory h
+        for h in self.histories:
+            h.writer = NULL
         if self.lock != NULL:
             PyThread_free_lock(self.lock)
 
@@ -594,8 +609,9 @@ cdef class WriterCore:
     def column_history(self, uint32_t number):
         """History of one column."""
         cdef ColumnHistory h = ColumnHistory.__new__(ColumnHistory)
-        h.writer = self
+        h.writer = <PyObject *>self
         h.column = self.columns[number]
+        self.histories.append(h)
         return h
 
     # -------------------------------------------------------------- append
@@ -1219,9 +1235,12 @@ cdef class WriterCore:
 
     def last_of(self, path):
         """The newest value of the column at this path, as a column of length one."""
-        cdef ColumnHistory h = self.column_history((<Column>self.by_path[path]).number)
-        n = self.history_length()
-        return h[n - 1:n]
+        cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
+        t.writer = self
+        t.column = self.by_path[path]
+        t.n = 1
+        t.first = t.column.count - 1
+        return t
 
     # -------------------------------------------------------------- episodes and configuration
 

@@ -187,7 +187,10 @@ static int count_roots(sr_store *st, const objects *o, why *w) {
     const sr_session *s = sr_ptr(st, st->hdr->sessions_off);
     for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
         if (s[i].ledger_off == 0) continue;
-        if (!refer(o, SR_REF(s[i].ledger_off, SR_KIND_LEDGER))) FAIL(w, "session %u: no ledger", i);
+        if (s[i].ledger_off != sr_own_ledger(st, &s[i]) &&
+            !refer(o, SR_REF(s[i].ledger_off, SR_KIND_LEDGER))) {
+            FAIL(w, "session %u: no ledger", i);
+        }
         const uint64_t *list = sr_ptr(st, s[i].ledger_off);
         for (uint32_t p = 0; p < s[i].ledger_cap; p++) {
             if (list[p] != 0 && !refer(o, list[p])) {

@@ -27,6 +27,7 @@
 #define SR_COLUMNS_MAX 256u
 #define SR_SCHEMAS_MAX 4096u
 #define SR_NAME_BYTES 64u
+#define SR_OWN_LEDGER 16u
 #define SR_FL_COUNT 42u /* first-level classes: 2^6 .. 2^47 bytes */
 #define SR_SL_COUNT 16u /* second-level classes in each */
 
@@ -102,7 +103,9 @@ typedef struct {
     uint32_t reserved_inserts, reserved_samples, _pad0;
     uint64_t oldest_pin_ns;   /* CLOCK_MONOTONIC of the oldest unreturned batch; 0: none */
     _Atomic uint64_t inserts, samples, updates, bytes_in; /* statistics, owner only */
-    char _pad[128];
+    /* The ledger until it grows: a session needs no memory to begin with, so that a store which is
+     * full can still be sampled from, deleted from and reset. */
+    uint64_t own_ledger[SR_OWN_LEDGER];
 } sr_session;
 _Static_assert(sizeof(sr_session) == 256, "session");
 

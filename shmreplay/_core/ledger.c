@@ -31,23 +31,40 @@ static int grow(sr_ses *ses, uint32_t cap) {
     if (rc != SR_OK) return rc;
     uint32_t old_cap = shared->ledger_cap;
     uint64_t old_off = shared->ledger_off;
-    if (old_off != 0) memcpy(fresh, entries(ses), old_cap * sizeof *fresh);
+    memcpy(fresh, entries(ses), old_cap * sizeof *fresh);
     shared->ledger_off = off;
     shared->ledger_cap = cap;
     atomic_store_explicit(&shared->inflight[1], 0, memory_order_relaxed);
     sr_unlock(&home(ses)->lock);
     for (uint32_t p = cap; p > old_cap; p--) ses->free_stack[ses->n_free++] = p - 1;
-    return old_off != 0 ? sr_free(st, old_off) : SR_OK;
+    return old_off != sr_own_ledger(st, shared) ? sr_free(st, old_off) : SR_OK;
+}
+
+/* The first ledger, which needs no memory of the store. */
+static int start(sr_ses *ses) {
+    sr_session *shared = ses->shared;
+    ses->free_stack = malloc(SR_OWN_LEDGER * sizeof *ses->free_stack);
+    if (ses->free_stack == NULL) return SR_SYS;
+    int rc = sr_lock(ses->st, &home(ses)->lock);
+    if (rc != SR_OK) return rc;
+    memset(shared->own_ledger, 0, sizeof shared->own_ledger);
+    shared->ledger_off = sr_own_ledger(ses->st, shared);
+    shared->ledger_cap = SR_OWN_LEDGER;
+    sr_unlock(&home(ses)->lock);
+    for (uint32_t p = SR_OWN_LEDGER; p > 0; p--) ses->free_stack[ses->n_free++] = p - 1;
+    return SR_OK;
 }
 
 int sr_ledger_reserve(sr_ses *ses, uint32_t n) {
     if (SR_LIKELY(ses->n_free >= n)) return SR_OK;
-    uint64_t want = (uint64_t)ses->shared->ledger_cap + (n - ses->n_free);
-    uint64_t cap = ses->shared->ledger_cap > 0 ? ses->shared->ledger_cap : LEDGER_MIN;
-    while (cap < want) cap *= 2;
-    if (cap > 0x7fffffffu) return SR_INVALID;
     sr_begin(ses, SR_BUSY_LEDGER);
-    int rc = grow(ses, (uint32_t)cap);
+    int rc = ses->shared->ledger_cap == 0 ? start(ses) : SR_OK;
+    if (rc == SR_OK && ses->n_free < n) {
+        uint64_t want = (uint64_t)ses->shared->ledger_cap + (n - ses->n_free);
+        uint64_t cap = LEDGER_MIN;
+        while (cap < want) cap *= 2;
+        rc = cap > 0x7fffffffu ? SR_INVALID : grow(ses, (uint32_t)cap);
+    }
     sr_end(ses);
     return rc;
 }

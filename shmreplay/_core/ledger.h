@@ -11,6 +11,11 @@ uint32_t sr_ledger_pin(sr_ses *ses, uint64_t ref);
  * session's arena lock. */
 uint32_t sr_ledger_note(sr_ses *ses, uint64_t ref);
 
+/* Offset of the ledger that lies in the session itself. */
+static inline uint64_t sr_own_ledger(const sr_store *st, const sr_session *s) {
+    return (uint64_t)((const char *)s->own_ledger - st->base);
+}
+
 static inline sr_arena *sr_arena_at(const sr_store *st, uint32_t arena) {
     return (sr_arena *)sr_ptr(st, st->hdr->arenas_off) + arena;
 }

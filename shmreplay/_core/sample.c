@@ -42,9 +42,10 @@ static void count_sample(draw_ctx *c, sr_slot *slot) {
     if (slot->times_sampled < 0x7fffffffu) slot->times_sampled++;
 }
 
-/* n draws from a stripe that is locked and not empty, none of which removes anything. */
-static void draw_many(draw_ctx *c, sr_stripe *s, uint32_t n, double scale, int64_t table_size,
-                      const uint32_t *where, sr_sampled *out) {
+/* n draws from a stripe that is locked and not empty, none of which removes anything. Each one's
+ * probability is `exact` if that is not 0, else its share of the stripe times `scale`. */
+static void draw_many(draw_ctx *c, sr_stripe *s, uint32_t n, double scale, double exact,
+                      int64_t table_size, const uint32_t *where, sr_sampled *out) {
     uint32_t slots[BATCH_MAX];
     double prob[BATCH_MAX];
     sr_index_sample(c->st, &s->index[s->sampler], (enum sr_selector)c->t->sampler_kind, &c->rng, n,
@@ -58,7 +59,8 @@ static void draw_many(draw_ctx *c, sr_stripe *s, uint32_t n, double scale, int64
     for (uint32_t i = 0; i < n; i++) {
         sr_slot *slot = sr_slot_at(c->st, s, slots[i]);
         count_sample(c, slot);
-        take(c, slot, prob[i] * scale, table_size, &out[where == NULL ? i : where[i]]);
+        double p = exact > 0 ? exact : prob[i] * scale;
+        take(c, slot, p, table_size, &out[where == NULL ? i : where[i]]);
     }
 }
 
@@ -69,7 +71,7 @@ static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
     const sr_index *ix = &s->index[s->sampler];
     uint32_t done = 0;
     if (c->t->max_times_sampled <= 0 && ix->count > 0) {
-        draw_many(c, s, n, 1.0, (int64_t)ix->count, NULL, out);
+        draw_many(c, s, n, 1.0, 0.0, (int64_t)ix->count, NULL, out);
         done = n;
     }
     while (done < n && ix->count > 0) {
@@ -95,7 +97,16 @@ typedef struct {
     double total;
     uint64_t size[SR_STRIPES_MAX];
     uint64_t size_total;
+    int even; /* every item is as likely as every other */
 } masses;
+
+/* 1/size exactly, not a product of two roundings, where every item was and is as likely as every
+ * other; 0 where that is not so, or the stripe has changed since it was chosen. Under its lock. */
+static double even_probability(const draw_ctx *c, const masses *m, uint32_t k, const sr_index *ix) {
+    if (!m->even || ix->count != m->size[k]) return 0.0;
+    if (ix->kind == SR_SEL_PRIORITIZED && sr_index_mass(c->st, ix) > 0) return 0.0;
+    return 1.0 / (double)m->size_total;
+}
 
 /* What the stripes published: the weights by which a batch is split. */
 static void read_masses(const draw_ctx *c, masses *m) {
@@ -110,6 +121,7 @@ static void read_masses(const draw_ctx *c, masses *m) {
         mass_total += m->mass[i];
     }
     m->total = mass_total;
+    m->even = c->t->sampler_kind != SR_SEL_PRIORITIZED || !(mass_total > 0);
     if (mass_total > 0) return;
     /* All weights are zero: every item is as likely as every other. */
     for (uint32_t i = 0; i < c->t->n_stripes; i++) m->mass[i] = (double)m->size[i];
@@ -155,13 +167,8 @@ static uint32_t draw_round(draw_ctx *c, uint32_t n, uint32_t *where, sr_sampled 
             memcpy(where + left, mine, count * sizeof *mine);
             left += count;
         } else {
-            double scale = m.mass[k] / m.total;
-            /* Uniform and unchanged since the choice: 1/size exactly, not a product of two
-             * roundings. */
-            if (c->t->sampler_kind == SR_SEL_UNIFORM && ix->count == m.size[k]) {
-                scale = (double)ix->count / (double)m.size_total;
-            }
-            draw_many(c, s, count, scale, (int64_t)m.size_total, mine, out);
+            double exact = even_probability(c, &m, k, ix);
+            draw_many(c, s, count, m.mass[k] / m.total, exact, (int64_t)m.size_total, mine, out);
         }
         sr_unlock(&s->lock);
     }
@@ -207,7 +214,9 @@ static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
                             &prob);
             sr_slot *slot = sr_slot_at(c->st, s, number);
             count_sample(c, slot);
-            take(c, slot, prob * m.mass[k] / m.total, (int64_t)m.size_total, &out[done++]);
+            double exact = even_probability(c, &m, k, ix);
+            double p = exact > 0 ? exact : prob * m.mass[k] / m.total;
+            take(c, slot, p, (int64_t)m.size_total, &out[done++]);
             if (slot->times_sampled == (uint32_t)c->t->max_times_sampled) {
                 c->removed++;
                 c->status = sr_stripe_remove(c->st, c->t, s, number);

@@ -91,7 +91,7 @@ static int close_session(sr_ses *ses) {
     s->ledger_cap = 0;
     s->ledger_used = 0;
     if (locked) sr_unlock(&home->lock);
-    if (ledger != 0) {
+    if (ledger != 0 && ledger != sr_own_ledger(st, s)) {
         int rc = sr_free(st, ledger);
         if (rc != SR_OK) result = rc;
     }

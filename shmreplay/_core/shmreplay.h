@@ -115,8 +115,8 @@ int sr_participant_in_use(const sr_store *st, uint32_t number);
 void sr_store_set_port(sr_store *st, uint32_t port);
 uint32_t sr_store_port(const sr_store *st);
 
-/* Claim a free session (compare-and-swap) and give it a ledger. SR_OK, SR_LIMIT, SR_FULL,
- * SR_NOSPACE, SR_CORRUPT. */
+/* Claim a free session (compare-and-swap) and give it a ledger, which needs no memory before it
+ * grows. SR_OK, SR_LIMIT, SR_CORRUPT. */
 int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kind, sr_ses *out);
 /* Drop every reference the session still holds and free it. */
 int sr_session_close(sr_ses *ses);

@@ -423,16 +423,22 @@ def test_insert_with_timeout_fails_with_deadline_exceeded_and_changes_nothing(
     assert sample(client, 5) == [1, 2]
 
 
+def test_batch_that_stops_half_way_says_how_many_items_are_in(make_client: MakeClient) -> None:
+    _, client = make_client([reverb.Table.queue(TABLE, 3)])
+    with pytest.raises(reverb.DeadlineExceededError, match="3"):
+        insert(client, *range(5))
+    assert info_of(client).rate_limiter_info.insert_stats.completed == 3
+    assert sample(client, 5) == [0, 1, 2]
+
+
 def test_stopping_the_server_ends_a_waiting_sample_and_a_waiting_insert(
     make_client: MakeClient, in_thread: Callable[..., Future[Any]]
 ) -> None:
-    server, client = make_client(
-        [reverb.Table.queue(TABLE, 1), uniform_table(name="never sampled")]
-    )
+    server, client = make_client([reverb.Table.queue(TABLE, 1), uniform_table(name="empty")])
     insert(client, 1)
     waiting = [
         in_thread(insert, client, 2, timeout=None),
-        in_thread(client.sample_batch, "never sampled", 1, timeout=None),
+        in_thread(client.sample_batch, "empty", 1, timeout=None),
     ]
     server.stop()
     for future in waiting:

@@ -211,9 +211,9 @@ def test_flush_sends_pending_items(make_client: MakeClient) -> None:
         # The limiter lets two pass; the others wait in the writer.
         assert [key is None for key in keys] == [False, False, True, True, True]
         with ThreadPoolExecutor(max_workers=1) as pool:
-            flushed = pool.submit(writer.flush)
+            flushed = pool.submit(writer.flush, timeout_ms=int(1000 * DEADLINE))
             ids = [int(client.sample_batch(TABLE, 1, DEADLINE).data["a"][0, 0]) for _ in range(3)]
-            flushed.result(DEADLINE)
+            flushed.result(2 * DEADLINE)
         ids += [int(next_item(client)["a"][0]) for _ in range(2)]
         assert ids == [0, 1, 2, 3, 4]
 

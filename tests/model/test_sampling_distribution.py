@@ -284,6 +284,31 @@ def test_prioritized_removal(
     assert_follows(counts, weights / math.fsum(weights))
 
 
+@pytest.mark.parametrize("stripes", [1, 2])
+def test_removal_within_a_batch_goes_item_by_item(
+    make_server: Callable[..., Any], stripes: int
+) -> None:
+    """A batch is inserted like so many single items: after each of them one leaves."""
+    selectors = reverb.selectors
+    table = make_table(selectors.Uniform(), selectors.Uniform(), 2, seed=9, stripes=stripes)
+    counts = np.zeros(6, np.int64)
+    with reverb.Client(make_server([table]).address) as client:
+        for _ in range(4_000):
+            keys = insert(client, range(2))
+            keys += insert(client, range(2, 6))
+            found = [client.update_priorities(TABLE, [key], [1.0]) for key in keys]
+            assert sum(found) == 2
+            counts += found
+            client.reset(TABLE)
+    # Each of four removals takes one of three: the later an item came, the fewer it had to survive.
+    survival = (2 / 3) ** np.array([4, 4, 4, 3, 2, 1])
+    expected = counts.sum() * survival / survival.sum()
+    # Items compete for two places, so the counts vary less than in independent draws: the bound
+    # holds all the more.
+    statistic = float((np.square(counts - expected) / expected).sum())
+    assert chi2.sf(statistic, 5) > P_MIN, f"survivors {counts}, expected {expected}"
+
+
 # ------------------------------------------------------------------------------ seeds
 
 
@@ -335,8 +360,15 @@ def send_ids(conn: Connection, client_or_address: Any) -> None:
     client.close()
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+@pytest.mark.parametrize(
+    ("kind", "start_method"),
+    [
+        ("uniform", "fork"),
+        ("prioritized", "fork"),
+        ("uniform", "spawn"),
+        ("prioritized", "forkserver"),
+    ],
+)
 def test_processes_draw_different_streams(
     make_server: Callable[..., Any],
     run_processes: Callable[..., list[Any]],

@@ -15,6 +15,7 @@ from shmreplay import rate_limiters, selectors
 
 TABLE = "table"
 START_METHODS = ("fork", "spawn", "forkserver")
+METHODS_AND_STRIPES = [("fork", 1), ("fork", 4), ("spawn", 4), ("forkserver", 1)]
 WRITERS = 4
 SAMPLERS = 2
 # Seconds after which a call that waits for another process is taken to hang.
@@ -127,10 +128,9 @@ def completed(client: reverb.Client) -> tuple[int, int]:
     return limiter.insert_stats.completed, limiter.sample_stats.completed
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-@pytest.mark.parametrize("stripes", [1, 4])
+@pytest.mark.parametrize(("start_method", "stripes"), METHODS_AND_STRIPES)
 def test_uniform_table_counts_and_contents_are_exact(
-    make_server: MakeServer, run_processes: RunProcesses, stripes: int, start_method: str
+    make_server: MakeServer, run_processes: RunProcesses, start_method: str, stripes: int
 ) -> None:
     count, draws = 300, 1500
     table = reverb.Table(
@@ -219,10 +219,9 @@ def test_queue_delivers_each_item_exactly_once(
         assert completed(client) == (WRITERS * count, WRITERS * count)
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-@pytest.mark.parametrize("stripes", [1, 4])
+@pytest.mark.parametrize(("start_method", "stripes"), METHODS_AND_STRIPES)
 def test_constant_eviction_leaves_the_newest_items(
-    make_server: MakeServer, run_processes: RunProcesses, stripes: int, start_method: str
+    make_server: MakeServer, run_processes: RunProcesses, start_method: str, stripes: int
 ) -> None:
     count, max_size = 1000, 50
     table = reverb.Table(
