@@ -64,6 +64,7 @@ typedef struct {
     _Atomic uint32_t commit_seq;      /* futex word: an arena runs low, the committer should look */
     _Atomic uint32_t commit_waiters;
     _Atomic uint32_t n_schemas;       /* published entries of the schema array */
+    _Atomic uint32_t opened[4];       /* sessions opened so far, by kind: spreads them over stripes */
     char _pad1[SR_LINE];
     sr_mutex schema_lock; /* appending to the schema array */
 } sr_header;

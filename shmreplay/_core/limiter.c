@@ -41,6 +41,8 @@ uint64_t sr_limiter_insert_budget(const sr_table *t, uint64_t want) {
 }
 
 uint64_t sr_limiter_sample_budget(const sr_table *t, uint64_t want) {
+    /* Of itself, since no guess below is near 0 where min_diff is the lowest number there is. */
+    if (t->inserts - t->deletes < t->min_size_to_sample) return 0;
     if (t->max_times_sampled > 0) {
         /* Each sample may remove its item: the size must still reach the minimum before the last
          * one. */

@@ -66,9 +66,15 @@ static inline void check_store(sr_store *st) {
     }
 }
 
-static inline uint64_t n_allocs(sr_store *st) {
+/* Allocations: blocks, trajectories, episodes, schemas; not the ledgers of open sessions. */
+static inline uint64_t n_objects(sr_store *st) {
     sr_store_stats s;
     CHECK(sr_store_get_stats(st, &s) == SR_OK);
+    const sr_session *ses = sr_ptr(st, st->hdr->sessions_off);
+    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+        uint64_t ledger = ses[i].ledger_off;
+        if (ledger != 0 && ledger != sr_own_ledger(st, &ses[i])) s.arena_allocs--;
+    }
     return s.arena_allocs;
 }
 

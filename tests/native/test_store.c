@@ -116,7 +116,7 @@ static void test_schemas(void) {
     CHECK(sr_schema_intern(&st, "{\"7\":1}", 7, &id) == SR_OK && id == 7);
     CHECK(memcmp(sr_schema_text(&st, 7, &bytes), "{\"7\":1}", 7) == 0 && bytes == 7);
     CHECK(sr_schema_text(&st, SR_SCHEMAS_MAX, &bytes) == NULL);
-    CHECK(n_allocs(&st) == SR_SCHEMAS_MAX);
+    CHECK(n_objects(&st) == SR_SCHEMAS_MAX);
     check_store(&st);
     store_drop(&st);
 }
@@ -135,7 +135,7 @@ static void test_sessions(void) {
     CHECK(sr_session_open(&st, 1, SR_SESSION_WRITER, &ses[8]) == SR_OK && ses[8].number == 3);
     ses[3] = ses[8];
     for (uint32_t i = 0; i < 8; i++) CHECK(sr_session_close(&ses[i]) == SR_OK);
-    CHECK(n_allocs(&st) == 0);
+    CHECK(n_objects(&st) == 0);
     store_drop(&st);
 }
 
@@ -164,7 +164,7 @@ static void test_reclaim(void) {
     sr_end(&dead[1]);
     CHECK(sr_participant_reclaim(&st, 2) == 1 && !sr_participant_in_use(&st, 2));
     CHECK(sr_participant_reclaim(&st, 4) == SR_INVALID);
-    CHECK(n_allocs(&st) == 2); /* the living one's item: block and episode */
+    CHECK(n_objects(&st) == 2); /* the living one's item: block and episode */
     check_store(&st);
     for (uint32_t i = 0; i < 2; i++) sr_session_abandon(&dead[i]);
     CHECK(sr_contains(&alive, 0, key) == 1 && sr_session_close(&alive) == SR_OK);

@@ -160,8 +160,8 @@ static void test_full_blocks(void) {
     for (; room > 0; room--, n++) blocks[n] = block_make(&ses, n, 60, episode);
     while (n > 0) let_go(&ses, blocks[--n]);
     let_go(&ses, episode);
-    CHECK(sr_reset(&ses, 0) == SR_OK && n_allocs(&st) == 1); /* the ledger */
-    CHECK(sr_session_close(&ses) == SR_OK && n_allocs(&st) == 0);
+    CHECK(sr_reset(&ses, 0) == SR_OK && n_objects(&st) == 0);
+    CHECK(sr_session_close(&ses) == SR_OK && n_objects(&st) == 0);
     check_store(&st);
     store_drop(&st);
 }
@@ -196,7 +196,7 @@ static void test_full_slots(void) {
     }
     let_go(&ses, block);
     let_go(&ses, episode);
-    CHECK(sr_session_close(&ses) == SR_OK && n_allocs(&st) == 0);
+    CHECK(sr_session_close(&ses) == SR_OK && n_objects(&st) == 0);
     store_drop(&st);
 }
 
@@ -270,7 +270,7 @@ static void test_trajectory(void) {
     CHECK(sr_gather(&st, 1, &s, 3, dst, bytes, &bad) == SR_INVALID && bad == 0);
     CHECK(sr_gather(&st, 1, &s, 2, dst, bytes, &bad) == SR_INVALID);
     CHECK(sr_release(&reader, 1, &s.position) == SR_OK);
-    CHECK(n_allocs(&st) == 2); /* ledgers */
+    CHECK(n_objects(&st) == 0);
     check_store(&st);
     store_drop(&st);
     free(ses.free_stack);
@@ -304,7 +304,7 @@ static void test_bad_trajectories(void) {
     CHECK(sr_block_new(&ses, 0, huge, 1, &t.off, &t.position) == SR_INVALID);
     CHECK(sr_block_new(&ses, SR_COLUMNS_MAX + 1, huge, 1, &t.off, &t.position) == SR_INVALID);
     check_unchanged(&st, &ses, &before);
-    CHECK(sr_session_close(&ses) == SR_OK && n_allocs(&st) == 0); /* all that it held */
+    CHECK(sr_session_close(&ses) == SR_OK && n_objects(&st) == 0); /* all that it held */
     store_drop(&st);
 }
 

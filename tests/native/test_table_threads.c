@@ -143,7 +143,7 @@ static void test_table(sr_table_config cfg) {
     sr_table_info info = info_of(&st, 0);
     CHECK(info.size <= cfg.max_size && info.size == info.inserts - info.deletes);
     CHECK(sr_reset(&ses, 0) == SR_OK && sr_session_close(&ses) == SR_OK);
-    CHECK(n_allocs(&st) == 0);
+    CHECK(n_objects(&st) == 0);
     check_store(&st);
     store_drop(&st);
 }
@@ -209,7 +209,7 @@ static void test_queue(void) {
     sr_table_info info = info_of(&st, 0);
     CHECK(info.size == 0 && info.inserts == 2 * DELIVERED && info.samples == 2 * DELIVERED);
     CHECK(info.sample_waiters == 0 && info.insert_waiters == 0);
-    CHECK(n_allocs(&st) == 0);
+    CHECK(n_objects(&st) == 0);
     check_store(&st);
     store_drop(&st);
 }

@@ -178,7 +178,7 @@ def test_no_step_is_ever_torn(
         stripes=1 if max_size == 4 else 3,
     )
     server = make_server([table], capacity=64 << 20)
-    writes, reads = (1_200, 400) if size <= 1_000 else (600, 200)
+    writes, reads = (3_000, 1_200) if size <= 1_000 else (1_200, 500)
     follow = writing == "overlapping"
     write = write_overlapping if follow else write_rows
     results = run_processes(
