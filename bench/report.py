@@ -238,9 +238,11 @@ def as_markdown(
         f"interleaved repetitions (min-max).{quick} The method is in "
         "[bench/README.md](../README.md).",
         "",
-        f"{here['cpu']}, {here['cores']} cores, {here['memory_bytes'] / 2**30:.0f} GiB; "
-        f"load average before the run {here['load_average_before'][0]}; transparent huge pages "
-        f"{here['huge_pages']}, for shared memory {here['huge_pages_shm']}. {software}.",
+        (
+            f"{here['cpu']}, {here['cores']} cores, {here['memory_bytes'] / 2**30:.0f} GiB; load "
+            f"average before the run {here['load_average_before'][0]}; transparent huge pages "
+            f"{here['huge_pages']}, for shared memory {here['huge_pages_shm']}. {software}."
+        ),
         "",
         "## Targets",
         "",

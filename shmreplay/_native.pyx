@@ -13,7 +13,7 @@ from cpython.buffer cimport (
     PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
-from cpython.dict cimport PyDict_GetItemWithError
+from cpython.dict cimport PyDict_GetItemWithError, PyDict_Size
 from cpython.object cimport PyObject
 from libc.math cimport INFINITY
 from libc.string cimport memcmp

@@ -219,8 +219,19 @@ cdef int flatten_by(object data, Node node, list out) except -1:
     return 1
 
 
+cdef bint is_flat(Node node):
+    """A dict of leaves?"""
+    if node.kind != NODE_DICT:
+        return False
+    for child in node.children:
+        if (<Node>child).kind != NODE_LEAF:
+            return False
+    return True
+
+
 cdef class AppendPlan:
     cdef Node node
+    cdef bint flat        # a dict of leaves, small enough to be copied with the GIL held
     cdef list columns     # Column a leaf
     cdef Group group
 
@@ -232,7 +243,7 @@ cdef class ItemPlan:
     cdef uint32_t n
     cdef uint64_t *signature_key   # column number << 1 | squeezed, a leaf
     cdef uint32_t schema
-    cdef bint known
+    cdef bint known, flat
     cdef int32_t table             # table whose signature it was checked against, -1: none
     cdef list lengths              # leading dimensions that the signature demands, None: any
 
@@ -375,6 +386,7 @@ cdef errors_none(path):
 
 
 @cython.freelist(64)
+@cython.no_gc  # made and dropped by the million; nothing that it refers to refers back to it
 cdef class TrajectoryColumn:
     """One column of an item to be: references to values that a writer holds. Made by indexing `writer.history`.
 
@@ -640,7 +652,9 @@ cdef class WriterCore:
         cdef Group group
         if self.in_place:
             raise errors.WriterStateError("a step is being written in place; leave its `with next_step()` block first")
-        if plan is not None and flatten_by(data, plan.node, leaves):
+        if plan is not None and plan.flat and type(data) is dict and self.append_plain(<dict>data, plan):
+            pass
+        elif plan is not None and flatten_by(data, plan.node, leaves):
             self.write_row(plan.group, plan.columns, leaves)
         else:
             self.append_slowly(data)
@@ -648,6 +662,41 @@ cdef class WriterCore:
         if not partial_step:
             self.close_step()
         return 0
+
+    cdef bint append_plain(self, dict data, AppendPlan plan) except -1:
+        """The common step: a flat dict of the same keys, each leaf just what its column holds. False: not so, nothing done.
+
+        No Python code runs and the GIL is kept from the first look at a leaf to the end of its copy, so the dict's references suffice.
+        """
+        cdef const void *src[SR_COLUMNS_MAX]
+        cdef char scratch[SR_COLUMNS_MAX][SCRATCH]
+        cdef Group group = plan.group
+        cdef Node node = plan.node
+        cdef uint32_t i, n = group.n
+        cdef PyObject *found
+        cdef Column c
+        if PyDict_Size(data) != <Py_ssize_t>n:
+            return False
+        for i in range(n):
+            found = PyDict_GetItemWithError(data, node.keys[i])
+            if found == NULL:
+                return False
+            c = <Column>plan.columns[i]
+            src[i] = plain_leaf(c, found, scratch[i])
+            if src[i] == NULL or (self.step_open and c.open_step == self.step):
+                return False
+        if self.episode == 0 or group.block == 0 or group.rows == group.rows_cap:
+            # May wait for a lock without the GIL: look at the leaves anew after it.
+            self.ensure_row(group)
+            for i in range(n):
+                found = PyDict_GetItemWithError(data, node.keys[i])
+                if found == NULL or plain_leaf(<Column>plan.columns[i], found, scratch[i]) != src[i]:
+                    return False
+        sr_block_append(&self.session.ses, group.block, src, self.episode)
+        for i in range(n):
+            (<Column>plan.columns[i]).push(self.step, group.block, group.rows, i)
+        group.rows += 1
+        return True
 
     cdef void close_step(self) noexcept:
         self.step_open = False
@@ -688,6 +737,8 @@ cdef class WriterCore:
             plan.node = compile_node(data)
             plan.columns = columns
             plan.group = group
+            if plan.node is not None:
+                plan.flat = is_flat(plan.node) and (<Group>group).total < NOGIL_BYTES
             self.plan = plan if plan.node is not None else None
         return 0
 
@@ -924,7 +975,12 @@ cdef class WriterCore:
             self.make_room(table)
         cdef list leaves = []
         cdef list foreign = None
-        cdef ItemPlan plan = self.match_plan(trajectory, leaves)
+        cdef ItemPlan plan
+        if self.item_plans and type(trajectory) is dict and not self.pending:
+            rc = self.insert_plain(<ItemPlan>self.item_plans[0], t, <dict>trajectory, p, &key)
+            if rc == SR_OK:
+                return key
+        plan = self.match_plan(trajectory, leaves)
         if self.check_columns(leaves):
             foreign = []
         try:
@@ -948,6 +1004,58 @@ cdef class WriterCore:
                 drop_foreign(foreign)
         self.window_grew()
         return None
+
+    cdef int insert_plain(self, ItemPlan plan, uint32_t t, dict trajectory, double priority, uint64_t *key) except -100:
+        """The common item: a flat dict as last time, the same whole rows of one block in every column.
+
+        SR_OK if it is in the table; SR_WOULD_BLOCK if it is not such an item, or the limiter holds it back: nothing was done.
+        """
+        cdef Node node = plan.node
+        cdef uint32_t i, n = plan.n, done = 0, seq = 0
+        cdef PyObject *found
+        cdef TrajectoryColumn c
+        cdef cell *first = NULL
+        cdef cell *x
+        cdef cell *y
+        cdef sr_item item
+        cdef int rc
+        if not plan.flat or not plan.known or plan.table != <int32_t>t or PyDict_Size(trajectory) != <Py_ssize_t>n:
+            return SR_WOULD_BLOCK
+        self.enter()
+        try:
+            for i in range(n):
+                found = PyDict_GetItemWithError(trajectory, node.keys[i])
+                if found == NULL or type(<object>found) is not TrajectoryColumn:
+                    return SR_WOULD_BLOCK
+                c = <TrajectoryColumn><object>found
+                if (c.writer is not self or c.n == 0 or c.values != NULL or (c.stride != 1 and c.n != 1)
+                        or plan.signature_key[i] != (<uint64_t>c.column.number << 1 | <uint64_t>c.squeeze)
+                        or not c.column.alive(c.first) or not c.column.alive(c.first + c.n - 1)):
+                    return SR_WOULD_BLOCK
+                if plan.lengths is not None and plan.lengths[i] is not None and not c.squeeze and plan.lengths[i] != c.n:
+                    return SR_WOULD_BLOCK
+                x = &c.column.ring[c.first & c.column.mask]
+                y = &c.column.ring[(c.first + c.n - 1) & c.column.mask]
+                if i == 0:
+                    first = x
+                    item.row_count = <uint32_t>c.n | (SR_COL_SQUEEZED if c.squeeze else 0)
+                if (x.block != first.block or x.row != first.row or x.col != i or y.block != x.block or y.col != i
+                        or <int64_t>y.row - <int64_t>x.row != c.n - 1
+                        or item.row_count != (<uint32_t>c.n | (SR_COL_SQUEEZED if c.squeeze else 0))):
+                    return SR_WOULD_BLOCK
+            if n == 0 or sr_block_columns(&self.session.store.st, first.block) != n:
+                return SR_WOULD_BLOCK
+            item.ref = SR_REF(first.block, SR_KIND_BLOCK)
+            item.row_start = first.row
+            item.priority = priority
+            item.schema = plan.schema
+            with nogil:
+                rc = sr_insert(&self.session.ses, t, 1, &item, key, &done, &seq)
+            if rc != SR_OK and rc != SR_WOULD_BLOCK:
+                raise_status(rc, "create_item")
+            return rc
+        finally:
+            self.leave()
 
     def accepts(self, data):
         """Would `append(data)` find its columns as they are? (Types and shapes, not values.)"""
@@ -1073,6 +1181,7 @@ cdef class WriterCore:
         if plan.signature_key == NULL:
             raise MemoryError
         if plan.node is not None and plan.n > 0:
+            plan.flat = is_flat(plan.node)
             # Replaced, not changed: another thread may be walking the old list.
             self.item_plans = [plan, *self.item_plans[:7]]
         return plan
@@ -1335,33 +1444,44 @@ cdef int drop_foreign(list held) except -1:
 
 # ------------------------------------------------------------------ leaves
 
+cdef inline const void *plain_leaf(Column c, PyObject *leaf, char *scratch) noexcept:
+    """Where the leaf's bytes are, if it is exactly what the column holds and needs no conversion; else NULL."""
+    cdef type kind = type(<object>leaf)
+    cdef sr_array_head *a
+    cdef int i
+    if kind is array_type:
+        a = <sr_array_head *>leaf
+        if not arrays_readable or a.descr != <PyObject *>c.dtype or a.nd != c.ndim or not a.flags & ARRAY_C_CONTIGUOUS:
+            return NULL
+        for i in range(c.ndim):
+            if a.dimensions[i] != c.dims[i]:
+                return NULL
+        return a.data
+    if c.ndim != 0:
+        return NULL
+    if kind is c.scalar_type:
+        return SR_SCALAR_VALUE(leaf)
+    if kind is float and c.code == 12:
+        (<double *>scratch)[0] = <double><object>leaf
+        return scratch
+    if kind is bool and c.code == 1:
+        scratch[0] = <object>leaf is True
+        return scratch
+    return NULL
+
+
 cdef const void *take_leaf(Column c, object leaf, Py_buffer *buf, char *scratch) except NULL:
     """Where the leaf's bytes are, checked against the column. May fill buf, which the caller releases, or scratch."""
     cdef type kind = type(leaf)
-    cdef sr_array_head *a
-    cdef int i
-    if kind is array_type and arrays_readable:
-        a = <sr_array_head *><PyObject *>leaf
-        if a.descr == <PyObject *>c.dtype and a.nd == c.ndim and a.flags & ARRAY_C_CONTIGUOUS:
-            for i in range(c.ndim):
-                if a.dimensions[i] != c.dims[i]:
-                    break
-            else:
-                return a.data
-    if kind is c.scalar_type and c.ndim == 0:
-        return SR_SCALAR_VALUE(<PyObject *>leaf)
-    if kind is float and c.code == 12 and c.ndim == 0:
-        (<double *>scratch)[0] = leaf
-        return scratch
+    cdef const void *plain = plain_leaf(c, <PyObject *>leaf, scratch)
+    if plain != NULL:
+        return plain
     if kind is int and c.code == 5 and c.ndim == 0:
         try:
             (<int64_t *>scratch)[0] = leaf
         except OverflowError:
             raise errors.SignatureError(
                 f"Tensor of wrong dtype provided for column {c.path}. Got {leaf} which does not fit int64.") from None
-        return scratch
-    if kind is bool and c.code == 1 and c.ndim == 0:
-        scratch[0] = leaf is True
         return scratch
     if not PyObject_CheckBuffer(leaf) or kind is bytes or kind is bytearray:
         leaf = as_array(leaf, c.path)

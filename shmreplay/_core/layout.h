@@ -5,8 +5,8 @@
  * pointer.
  *
  * Who may write what is said at each structure. "Under L" means: only while lock L is held.
- * Lock order: limiter -> stripe i -> stripe j > i -> schemas -> arena i -> arena j > i; only check.c
- * holds more than one arena's. */
+ * Lock order: limiter -> stripe i -> stripe j > i -> schemas -> arena i -> arena j > i; only
+ * sr_check holds more than one arena's. */
 #ifndef SR_LAYOUT_H
 #define SR_LAYOUT_H
 

@@ -143,7 +143,8 @@ int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uin
     }
     ses->shared->reserved_samples = 0;
     uint64_t inserts = sr_limiter_insert_budget(t, WAKE_MAX);
-    /* With nothing drawn there is nothing there for others either; and waking would wake ourselves, for ever. */
+    /* With nothing drawn there is nothing there for others either; and waking would wake
+     * ourselves, for ever. */
     uint64_t samples = drawn > 0 && drawn < g->granted ? sr_limiter_sample_budget(t, WAKE_MAX) : 0;
     sr_unlock(&t->limiter_lock);
     notify(t, inserts, samples);

@@ -17,8 +17,9 @@ int sr_mutex_init(sr_mutex *m) {
     return bad ? SR_SYS : SR_OK;
 }
 
-/* Critical sections last tens of nanoseconds, falling asleep and being woken tens of microseconds: try for about two
- * microseconds before sleeping. Longer would only burn time that a preempted owner needs. */
+/* Critical sections last tens of nanoseconds, falling asleep and being woken tens of
+ * microseconds: try for about two microseconds before sleeping. Longer would only burn time that
+ * a preempted owner needs. */
 #define SPINS 24u
 
 static inline void spin_pause(uint32_t n) {
@@ -31,16 +32,25 @@ static inline void spin_pause(uint32_t n) {
     }
 }
 
+/* Does somebody hold it? Only to decide whether to spin. Not pthread_mutex_trylock: where a
+ * mutex is not recoverable, glibc's (2.36, at least) says so but leaves it locked, and the next
+ * one to lock it sleeps for ever. */
+static inline int seems_held(const sr_mutex *m) {
+#if defined(__GLIBC__)
+    return __atomic_load_n(&m->m.__data.__lock, __ATOMIC_RELAXED) != 0;
+#else
+    (void)m;
+    return 0;
+#endif
+}
+
 int sr_lock(sr_store *st, sr_mutex *m) {
-    int rc = pthread_mutex_trylock(&m->m);
-    for (uint32_t i = 0; SR_UNLIKELY(rc == EBUSY) && i < SPINS; i++) {
-        spin_pause(2 + i / 4);
-        rc = pthread_mutex_trylock(&m->m);
-    }
-    if (SR_UNLIKELY(rc == EBUSY)) rc = pthread_mutex_lock(&m->m);
+    for (uint32_t i = 0; SR_UNLIKELY(seems_held(m)) && i < SPINS; i++) spin_pause(2 + i / 4);
+    int rc = pthread_mutex_lock(&m->m);
     if (SR_LIKELY(rc == 0)) return SR_OK;
-    /* EOWNERDEAD: we own it, and what it protects may be half changed. Without pthread_mutex_consistent
-     * the unlock makes it ENOTRECOVERABLE for everybody: a safe stop, never a wrong answer. */
+    /* EOWNERDEAD: we own it, and what it protects may be half changed. Without
+     * pthread_mutex_consistent the unlock makes it ENOTRECOVERABLE for everybody: a safe stop,
+     * never a wrong answer. */
     atomic_store_explicit(&st->hdr->dirty, 1, memory_order_release);
     if (rc == EOWNERDEAD) pthread_mutex_unlock(&m->m);
     return SR_CORRUPT;

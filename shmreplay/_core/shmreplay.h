@@ -5,8 +5,8 @@
  * unless they take an sr_session: a session belongs to one thread at a time (the caller sees to
  * that).
  *
- * Lock order: limiter -> stripe i -> stripe j > i -> schemas -> arena i -> arena j > i; only check.c
- * holds more than one arena's. No function returns holding a lock.
+ * Lock order: limiter -> stripe i -> stripe j > i -> schemas -> arena i -> arena j > i; only
+ * sr_check holds more than one arena's. No function returns holding a lock.
  *
  * Crash behaviour, everywhere: a slot is published by its last store, so an item is there wholly or
  * not at all. A process that dies inside a lock leaves it to the next as EOWNERDEAD; one that dies

@@ -13,7 +13,7 @@ static inline sr_stripe *sr_stripe_at(const sr_store *st, const sr_table *t, uin
 }
 /* Does the set of victims not depend on what else came in between? */
 static inline int sr_remover_keeps_order(const sr_table *t) {
-    return t->remover_kind == SR_SEL_FIFO || t->remover_kind == SR_SEL_LIFO;
+    return t->remover_kind == SR_SEL_FIFO;
 }
 /* Does the remover need random numbers? */
 static inline int sr_remover_draws(const sr_table *t) {

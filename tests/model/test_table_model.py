@@ -521,7 +521,7 @@ def run(new_name: Callable[[], str], selectors: tuple[str, str], several_stripes
         Machine,
         settings=settings(
             # A table takes several examples; there are dozens of tables.
-            max_examples=settings().max_examples // 8,
+            max_examples=settings().max_examples // 4,
             stateful_step_count=40,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),

@@ -143,7 +143,7 @@ static void test_sessions(void) {
  * something is not touched, and the store says that it is dirty. */
 static void test_reclaim(void) {
     sr_store st = two_tables();
-    CHECK(sr_participant_set(&st, 2, 1234, 5, 6, "an actor with a name longer than its place") == 0);
+    CHECK(sr_participant_set(&st, 2, 1234, 5, 6, "an actor whose name is longer than that") == 0);
     CHECK(sr_participant_set(&st, 2, 1, 1, 1, "another") == SR_WOULD_BLOCK);
     CHECK(sr_participant_set(&st, 4, 1, 1, 1, "beyond") == SR_INVALID);
     CHECK(sr_participant_in_use(&st, 2) && !sr_participant_in_use(&st, 3));

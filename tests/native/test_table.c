@@ -22,7 +22,7 @@ typedef struct {
     sr_table_config cfg;
     entry e[ITEMS_MAX];
     uint32_t n, batch;
-    uint32_t in_batch[BATCHES_MAX]; /* items of an insert that are still there; each is an episode */
+    uint32_t in_batch[BATCHES_MAX]; /* items of an insert that are still there: an episode each */
     uint64_t touch, rows, stale[STALE_MAX], n_stale;
     int64_t inserts, deletes, samples, unique, episodes, deleted_episodes;
     uint64_t missed;
@@ -111,7 +111,7 @@ static void model_enter(model *m, uint64_t key, double priority) {
     m->inserts++;
 }
 
-/* Up to three items in one call: rows of one block, or each of a block and an episode of its own. */
+/* Up to three items in a call: rows of one block, or each of a block and an episode of its own. */
 static void do_insert(world *w) {
     model *m = &w->m;
     uint32_t n = 1 + below(w, 3), done = 0, seq = 0, remover = m->cfg.remover_kind;
@@ -135,13 +135,10 @@ static void do_insert(world *w) {
     for (uint32_t i = 0; i < n; i++) {
         if (i == 0 || !shared) CHECK(++m->batch < BATCHES_MAX);
         model_enter(m, keys[i], items[i].priority);
-        /* For fifo and lifo it is all the same whether victims leave after each item or at last. */
-        int heap = remover == SR_SEL_MIN_HEAP || remover == SR_SEL_MAX_HEAP;
-        if (heap && m->n > m->cfg.max_size) model_erase(m, chosen(m, remover));
+        if (shared && m->n > m->cfg.max_size) model_erase(m, chosen(m, remover));
     }
     uint32_t over = m->n > m->cfg.max_size ? m->n - (uint32_t)m->cfg.max_size : 0;
     if (!shared) find_victims(w, over, n == 1);
-    for (; shared && over > 0; over--) model_erase(m, chosen(m, remover));
 }
 
 /* One draw: is it an item that may be drawn, with everything that is said of it? */
@@ -173,7 +170,7 @@ static void do_sample(world *w) {
     if (w->n_pins + n > PINS_MAX) return;
     int rc = sr_sample(&w->ses[session], 0, n, out, &done, &seq);
     for (uint32_t i = 0; i < done; i++) {
-        w->pins[w->n_pins++] = (pin){.position = out[i].position, .session = session, .item = out[i]};
+        w->pins[w->n_pins++] = (pin){out[i].position, session, out[i], 0};
         check_draw(w, &out[i]);
     }
     CHECK(done == n ? rc == SR_OK : rc == SR_WOULD_BLOCK && w->m.n == 0);

@@ -1,6 +1,6 @@
 /* test_table_threads.c: threads on one small table that insert, sample, update, delete and reset at
  * once, with eviction all the time. What is pinned stays whole; at the end every count is exact and
- * every reference given back. And a queue: each item is delivered once, and nobody sleeps for ever. */
+ * every reference given back. And a queue: each item is delivered once, nobody sleeps for ever. */
 #include "table_fixture.h"
 
 #include <pthread.h>
