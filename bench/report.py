@@ -234,9 +234,11 @@ def as_markdown(
     lines = [
         "# Benchmark results",
         "",
-        f"Taken {datetime.now(UTC):%Y-%m-%d} by `python -m bench`: median of {settings.repeat} "
-        f"interleaved repetitions (min-max).{quick} The method is in "
-        "[bench/README.md](../README.md).",
+        (
+            f"Taken {datetime.now(UTC):%Y-%m-%d} by `python -m bench`: median of {settings.repeat} "
+            f"interleaved repetitions (min-max).{quick} The method is in "
+            "[bench/README.md](../README.md)."
+        ),
         "",
         (
             f"{here['cpu']}, {here['cores']} cores, {here['memory_bytes'] / 2**30:.0f} GiB; load "

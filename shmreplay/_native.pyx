@@ -1,5 +1,9 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""The binding of the core: parse, check sizes, one core call without the GIL, raise. See _core/shmreplay.h for the contract."""
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: freethreading_compatible=True, auto_pickle=False
+"""The binding of the core: parse, check sizes, one core call without the GIL, raise.
+
+The contract is in _core/shmreplay.h, the types of what is public here in _native.pyi.
+"""
 
 cimport cython
 from cpython.buffer cimport (
@@ -37,6 +41,27 @@ from shmreplay.binding_support import (
 from shmreplay.errors import ExpiredReferenceError, HistoryIndexError
 from shmreplay.spec import DTYPE_OF_CODE, dtype_code, dtype_name, shape_text
 from shmreplay.tree import flatten, flatten_with_path, is_nested
+
+__all__ = [
+    "SESSION_CLIENT",
+    "SESSION_SAMPLER",
+    "SESSION_WRITER",
+    "Batch",
+    "Buffer",
+    "Column",
+    "ColumnHistory",
+    "Session",
+    "StackPlan",
+    "Store",
+    "TrajectoryColumn",
+    "Window",
+    "WriterCore",
+    "dtype_of_code",
+    "layout_signature",
+    "logger",
+    "note_fork",
+    "store_bytes",
+]
 
 logger = logging.getLogger("shmreplay")
 

@@ -17,7 +17,9 @@ from shmreplay.replay_sample import ReplaySample, SampleInfo
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """An array on a 64-byte boundary, from the pool."""
-    return np.ndarray(shape, dtype, _native.Buffer(math.prod(shape) * dtype.itemsize))
+    # Any: before Python 3.12 types cannot say that an object has a buffer.
+    memory: Any = _native.Buffer(math.prod(shape) * dtype.itemsize)
+    return np.ndarray(shape, dtype, memory)
 
 
 def _shape_of(column: Column, length: int, n: int) -> tuple[int, ...]:

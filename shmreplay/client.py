@@ -17,6 +17,7 @@ from shmreplay import _native, address, errors, limits, tree
 from shmreplay.batches import SampleOutput, gather, item_arrays, item_views
 from shmreplay.binding_support import as_array, bad_priority
 from shmreplay.connection import Connection
+from shmreplay.item_schema import Leaf
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.reverb_types import TableInfo
 from shmreplay.sampler import Sampler
@@ -143,9 +144,14 @@ class Client:
         flat = tree.flatten_with_path(data)
         if not flat:
             raise errors.InvalidArgumentError(f"data has no leaves: {data!r}")
+        leaves: list[Leaf] = []
         for path, leaf in flat:
             if leaf is None:
                 raise errors.ArgumentTypeError(f"data at {path} is None; expected an array")
+            array = as_array(leaf, path)
+            leaves.append((DTYPE_CODES[array.dtype], (1, *array.shape), False))
+        for number, _, _ in targets:
+            connection.check_signature(number, leaves)
         writer = self._take_insert_writer(connection, data)
         done: list[str] = []
         end = None if seconds is None else time.monotonic() + seconds

@@ -222,6 +222,10 @@ class TrajectoryWriter(WriterCore):
             InvalidArgumentError: A number is out of range.
             WriterStateError: The column's step is open.
         """
+        if isinstance(path, str) or not isinstance(path, Sequence):
+            raise errors.ArgumentTypeError(
+                f"path must be a tuple like ('obs', 'camera'), got {path!r}"
+            )
         keep = checked_keep_alive(num_keep_alive_refs)
         if max_chunk_length is not None:
             rows = limits.checked_int("max_chunk_length", max_chunk_length)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -164,18 +164,20 @@ def flatten_with_path(structure: Any) -> list[tuple[Path, Any]]:
         ArgumentTypeError: A dict has keys that cannot be sorted.
     """
     flat: list[tuple[Path, Any]] = []
-
-    def walk(node: Any, path: Path) -> None:
-        items = _items(node)
-        if items is None:
-            flat.append((path, node))
-            return
-        _check_depth(len(path))
-        for key, child in items:
-            walk(child, (*path, key))
-
-    walk(structure, ())
+    _flatten_with_path_into(structure, (), flat)
     return flat
+
+
+# A function, not a closure that calls itself: that would be a circle of references, and keep the
+# leaves alive until the garbage collector comes by. The same below.
+def _flatten_with_path_into(node: Any, path: Path, flat: list[tuple[Path, Any]]) -> None:
+    items = _items(node)
+    if items is None:
+        flat.append((path, node))
+        return
+    _check_depth(len(path))
+    for key, child in items:
+        _flatten_with_path_into(child, (*path, key), flat)
 
 
 def unflatten_as(structure: Any, flat: Iterable[Any]) -> Any:
@@ -196,15 +198,14 @@ def unflatten_as(structure: Any, flat: Iterable[Any]) -> Any:
             f"Got {len(leaves)} leaves for a structure that has {wanted}. Give one value for each"
             " leaf, in the order of flatten()."
         )
-    remaining = iter(leaves)
+    return _unflatten_from(structure, iter(leaves))
 
-    def build(node: Any) -> Any:
-        values = _values(node)
-        if values is None:
-            return next(remaining)
-        return _rebuild(node, [build(value) for value in values])
 
-    return build(structure)
+def _unflatten_from(node: Any, remaining: Iterator[Any]) -> Any:
+    values = _values(node)
+    if values is None:
+        return next(remaining)
+    return _rebuild(node, [_unflatten_from(value, remaining) for value in values])
 
 
 def assert_same_structure(first: Any, second: Any) -> None:
@@ -268,15 +269,15 @@ def map_structure_with_path(
     Raises:
         InvalidArgumentError: The nesting, with that of ``prefix``, is too deep.
     """
+    return _map_with_path(function, structure, prefix)
 
-    def build(node: Any, path: Path) -> Any:
-        items = _items(node)
-        if items is None:
-            return function(path, node)
-        _check_depth(len(path))
-        return _rebuild(node, [build(child, (*path, key)) for key, child in items])
 
-    return build(structure, prefix)
+def _map_with_path(function: Callable[[Path, Any], Any], node: Any, path: Path) -> Any:
+    items = _items(node)
+    if items is None:
+        return function(path, node)
+    _check_depth(len(path))
+    return _rebuild(node, [_map_with_path(function, child, (*path, key)) for key, child in items])
 
 
 # --- JSON ---------------------------------------------------------------------------------------

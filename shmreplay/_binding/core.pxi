@@ -1,11 +1,13 @@
-# The core's contract as Cython sees it: names and types of _core/shmreplay.h. What each function promises is said there.
+# The core's contract as Cython sees it: names and types of _core/shmreplay.h. What each function
+# promises is said there.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset, strlen
 
 cdef extern from "_core/shmreplay.h" nogil:
-    enum: SR_OK, SR_WOULD_BLOCK, SR_FULL, SR_NOSPACE, SR_CLOSED, SR_CORRUPT, SR_INVALID, SR_VERSION, SR_LIMIT, SR_SYS
+    enum: SR_OK, SR_WOULD_BLOCK, SR_FULL, SR_NOSPACE, SR_CLOSED, SR_CORRUPT, SR_INVALID
+    enum: SR_VERSION, SR_LIMIT, SR_SYS
     enum: SR_SESSION_CLIENT, SR_SESSION_WRITER, SR_SESSION_SAMPLER
     enum: SR_KIND_BLOCK, SR_KIND_TRAJ, SR_KIND_EPISODE
     enum: SR_NAME_BYTES, SR_COLUMNS_MAX
@@ -51,18 +53,21 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint64_t capacity_bytes, generation, config_bytes
         uint32_t n_arenas, n_participants, n_sessions, n_tables
     ctypedef struct sr_store_stats:
-        uint64_t capacity, committed, fixed, index_committed, arena_committed, arena_used, arena_free, arena_allocs
+        uint64_t capacity, committed, fixed, index_committed
+        uint64_t arena_committed, arena_used, arena_free, arena_allocs
         uint32_t participants, sessions, dirty, closed
 
     uint64_t sr_layout_signature()
     uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *tables)
-    int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables, const char *json)
+    int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables,
+                        const char *json)
     int sr_store_attach(sr_store *st)
     void sr_store_close(sr_store *st)
     int sr_store_is_closed(const sr_store *st)
     int sr_store_get_stats(sr_store *st, sr_store_stats *out)
     int sr_committer_step(sr_store *st)
-    int sr_participant_set(sr_store *st, uint32_t number, uint32_t pid, uint64_t start_ticks, uint64_t ns, const char *role)
+    int sr_participant_set(sr_store *st, uint32_t number, uint32_t pid, uint64_t start_ticks,
+                           uint64_t ns, const char *role)
     void sr_participant_clear(sr_store *st, uint32_t number)
     int sr_participant_reclaim(sr_store *st, uint32_t number)
     int sr_participant_in_use(const sr_store *st, uint32_t number)
@@ -80,7 +85,8 @@ cdef extern from "_core/shmreplay.h" nogil:
     int sr_release(sr_ses *ses, uint32_t n, const uint32_t *positions)
 
     int sr_episode_new(sr_ses *ses, uint64_t id, uint64_t *off, uint32_t *position)
-    int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap, uint64_t *off, uint32_t *position)
+    int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
+                     uint64_t *off, uint32_t *position)
     uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap)
     uint32_t sr_block_columns(const sr_store *st, uint64_t block)
     void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row)
@@ -91,8 +97,8 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint64_t block
         uint32_t col, start, count
         int32_t stride
-    int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags, const sr_run *runs,
-                    uint64_t *off, uint32_t *position)
+    int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags,
+                    const sr_run *runs, uint64_t *off, uint32_t *position)
     void sr_copy(void *dst, const void *src, uint64_t n)
 
     ctypedef struct sr_item:
@@ -100,7 +106,8 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint32_t row_start, row_count
         double priority
         uint32_t schema
-    int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys, uint32_t *done, uint32_t *seq)
+    int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys,
+                  uint32_t *done, uint32_t *seq)
 
     ctypedef struct sr_sampled:
         uint64_t key, ref
@@ -110,17 +117,20 @@ cdef extern from "_core/shmreplay.h" nogil:
         int32_t times_sampled
         uint32_t schema, position
         uint64_t inserted_ns
-    int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done, uint32_t *seq)
+    int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done,
+                  uint32_t *seq)
     void sr_wait_sample(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms)
     void sr_wait_insert(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms)
     int sr_priority_ok(const sr_store *st, uint32_t table, double priority)
-    int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, const double *prios, uint32_t *applied)
+    int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys,
+                  const double *prios, uint32_t *applied)
     int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uint32_t *deleted)
     int sr_reset(sr_ses *ses, uint32_t table)
     int sr_contains(sr_ses *ses, uint32_t table, uint64_t key)
 
     ctypedef struct sr_table_info:
-        int64_t size, inserts, samples, deletes, pending, num_episodes, num_deleted_episodes, num_unique_samples
+        int64_t size, inserts, samples, deletes, pending
+        int64_t num_episodes, num_deleted_episodes, num_unique_samples
         uint64_t missed_updates
         uint32_t sample_waiters, insert_waiters, poisoned
     int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out)
@@ -128,10 +138,11 @@ cdef extern from "_core/shmreplay.h" nogil:
     int sr_can_insert(sr_store *st, uint32_t table, int64_t n)
 
     uint32_t sr_item_columns(const sr_store *st, const sr_sampled *item)
-    int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t *length_flags, uint64_t *row_bytes)
+    int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c,
+                       uint32_t *length_flags, uint64_t *row_bytes)
     const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c)
-    int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols, char **dst,
-                  const uint64_t *bytes, uint32_t *bad)
+    int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
+                  char **dst, const uint64_t *bytes, uint32_t *bad)
     int sr_check(sr_store *st, uint32_t table, char *why, uint64_t why_bytes)
 
 cdef extern from "Python.h":
@@ -144,5 +155,6 @@ cdef extern from "Python.h":
     void PyThread_release_lock(PyThread_type_lock lock) nogil
     int PyErr_CheckSignals() except -1
     Py_ssize_t PyNumber_AsSsize_t(object index, PyObject *overflow) except? -1
-    int PySlice_Unpack(object slice, Py_ssize_t *start, Py_ssize_t *stop, Py_ssize_t *step) except -1
+    int PySlice_Unpack(object slice, Py_ssize_t *start, Py_ssize_t *stop,
+                       Py_ssize_t *step) except -1
     Py_ssize_t PY_SSIZE_T_MAX, PY_SSIZE_T_MIN

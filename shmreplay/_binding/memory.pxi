@@ -1,4 +1,5 @@
-# Memory that numpy arrays stand on: aligned buffers of our own, and windows into the store that keep their pin alive.
+# Memory that numpy arrays stand on: aligned buffers of our own, and windows into the store that
+# keep their pin alive.
 
 cdef extern from "stdlib.h" nogil:
     int posix_memalign(void **out, size_t alignment, size_t size)
@@ -7,8 +8,9 @@ DEF POOL_SLOTS = 64
 DEF POOL_BYTES_MAX = 256 << 20
 DEF BUFFER_ALIGN = 64
 
-# Buffers that are free, for reuse: a fresh large allocation costs a page fault for every 4 kB at its first use, which is
-# more than the copy itself. Bounded in number and bytes; guarded by _pool_lock.
+# Buffers that are free, for reuse: a fresh large allocation costs a page fault for every 4 kB at
+# its first use, which is more than the copy itself. Bounded in number and bytes; guarded by
+# _pool_lock.
 cdef struct pooled:
     void *base
     size_t nbytes
@@ -53,7 +55,8 @@ cdef void pool_give(void *base, size_t nbytes) noexcept:
 
 @cython.freelist(32)
 cdef class Buffer:
-    """Writable memory on a 64-byte boundary, returned to a pool when the last array on it is gone."""
+    """Writable memory on a 64-byte boundary, returned to a pool when the last array on it is gone.
+    """
 
     cdef char *base
     cdef size_t nbytes
@@ -77,7 +80,10 @@ cdef class Buffer:
 
 @cython.freelist(32)
 cdef class Window:
-    """A stretch of the store's memory. Keeps its owner (a pinned batch, or a writer's row) alive."""
+    """A stretch of the store's memory.
+
+    Keeps its owner (a pinned batch, or a writer's row) alive.
+    """
 
     cdef char *base
     cdef size_t nbytes

@@ -1,9 +1,11 @@
 # Reading numpy arrays and scalars where they lie, for the hot path of append.
 #
-# The buffer protocol costs 60 to 100 ns an array, several times the copy of a small step. numpy's C headers cannot be used: their place
-# cannot be named in pyproject.toml, and the limited API hides them. So the first fields of an array object, which are part of numpy's
-# stable binary interface since 1.0, are declared here; at import they are compared with what numpy itself says, for every type that is
-# stored, and where anything differs (another interpreter, another numpy) the buffer protocol is used instead.
+# The buffer protocol costs 60 to 100 ns an array, several times the copy of a small step. numpy's C
+# headers cannot be used: their place cannot be named in pyproject.toml, and the limited API hides
+# them. So the first fields of an array object, which are part of numpy's stable binary interface
+# since 1.0, are declared here; at import they are compared with what numpy itself says, for every
+# type that is stored, and where anything differs (another interpreter, another numpy) the buffer
+# protocol is used instead.
 
 cdef extern from *:
     """
@@ -40,7 +42,8 @@ cdef bint array_reads_right(object array) except -1:
     cdef int i
     if a.nd != array.ndim or <size_t>a.data != array.__array_interface__["data"][0]:
         return False
-    if a.descr != <PyObject *>array.dtype or bool(a.flags & ARRAY_C_CONTIGUOUS) != array.flags.c_contiguous:
+    if (a.descr != <PyObject *>array.dtype
+            or bool(a.flags & ARRAY_C_CONTIGUOUS) != array.flags.c_contiguous):
         return False
     for i in range(a.nd):
         if a.dimensions[i] != array.shape[i] or a.strides[i] != array.strides[i]:

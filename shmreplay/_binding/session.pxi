@@ -1,6 +1,7 @@
 # A session: inserting, sampling, changing by key. And what sampling gives: a batch of pinned items.
 
-DEF INFO_BYTES = 36  # of an item in a batch's info: key, probability, table_size, priority, times_sampled
+# Of an item in a batch's info: key, probability, table_size, priority, times_sampled.
+DEF INFO_BYTES = 36
 
 
 cdef inline double monotonic() noexcept nogil:
@@ -49,7 +50,8 @@ cdef class Session:
     cdef Store store
     cdef sr_ses ses
     cdef bint open
-    cdef public object hold  # what keeps the process attached to the store, until the session is closed
+    # What keeps the process attached to the store, until the session is closed.
+    cdef public object hold
 
     def __cinit__(self, Store store, int kind):
         store.usable()
@@ -72,7 +74,8 @@ cdef class Session:
 
     cdef inline int usable(self) except -1:
         if not self.open:
-            raise errors.WriterClosedError("this writer, sampler or client is closed; make a new one")
+            raise errors.WriterClosedError(
+                "this writer, sampler or client is closed; make a new one")
         return self.store.usable()
 
     def close(self):
@@ -93,7 +96,10 @@ cdef class Session:
     # -------------------------------------------------------------- by key
 
     def update(self, uint32_t table, keys, priorities):
-        """Set priorities by key (uint64[N] and float64[N], C-contiguous). Gives the number of keys found."""
+        """Set priorities by key (uint64[N] and float64[N], C-contiguous).
+
+        Gives the number of keys found.
+        """
         self.usable()
         cdef Py_buffer k, p
         cdef uint32_t applied = 0
@@ -103,9 +109,12 @@ cdef class Session:
             PyObject_GetBuffer(priorities, &p, PyBUF_SIMPLE)
             try:
                 if k.len != p.len or k.len % 8 != 0:
-                    raise errors.InvalidArgumentError(f"{k.len // 8} keys but {p.len // 8} priorities")
+                    raise errors.InvalidArgumentError(
+                        f"{k.len // 8} keys but {p.len // 8} priorities")
                 with nogil:
-                    rc = sr_update(&self.ses, table, <uint32_t>(k.len // 8), <uint64_t *>k.buf, <double *>p.buf, &applied)
+                    rc = sr_update(
+                        &self.ses, table, <uint32_t>(k.len // 8), <uint64_t *>k.buf,
+                        <double *>p.buf, &applied)
             finally:
                 PyBuffer_Release(&p)
         finally:
@@ -123,7 +132,8 @@ cdef class Session:
         PyObject_GetBuffer(keys, &k, PyBUF_SIMPLE)
         try:
             with nogil:
-                rc = sr_delete(&self.ses, table, <uint32_t>(k.len // 8), <uint64_t *>k.buf, &deleted)
+                rc = sr_delete(
+                    &self.ses, table, <uint32_t>(k.len // 8), <uint64_t *>k.buf, &deleted)
         finally:
             PyBuffer_Release(&k)
         if rc != SR_OK:
@@ -169,9 +179,12 @@ cdef class Session:
     # -------------------------------------------------------------- sampling
 
     def sample(self, uint32_t table, uint32_t n, timeout, describe, Batch partial=None):
-        """Draw n items, waiting as the limiter demands. A Batch, which may be short if the deadline passed after the first draw.
+        """Draw n items, waiting as the limiter demands.
 
-        `partial` continues a batch that an interrupted call left. Raises DeadlineExceededError with nothing drawn.
+        A Batch, which may be short if the deadline passed after the first draw.
+
+        `partial` continues a batch that an interrupted call left. Raises DeadlineExceededError with
+        nothing drawn.
         """
         self.usable()
         cdef Batch b = partial if partial is not None else make_batch(self, table, n)
@@ -207,13 +220,16 @@ cdef class Session:
                 self.interrupted = b
                 raise
 
-    cdef public object interrupted  # batch that an interrupted call had begun: its items are not lost
+    # Batch that an interrupted call had begun: its items are not lost.
+    cdef public object interrupted
 
     # -------------------------------------------------------------- batch insert
 
-    def insert_batch(self, uint32_t table, list columns, uint64_t n, priorities, uint32_t schema, timeout, describe,
-                     uint64_t episode_id, keys):
-        """One item a row of C-contiguous arrays with leading axis n. Fills keys (uint64[n]); all are in when this returns.
+    def insert_batch(self, uint32_t table, list columns, uint64_t n, priorities, uint32_t schema,
+                     timeout, describe, uint64_t episode_id, keys):
+        """One item a row of C-contiguous arrays with leading axis n.
+
+        Fills keys (uint64[n]); all are in when this returns.
 
         Raises DeadlineExceededError with `inserted` set to the number of rows that are in.
         """
@@ -247,8 +263,9 @@ cdef class Session:
                 PyBuffer_Release(&bufs[i])
             free(bufs)
 
-    cdef int insert_rows(self, uint32_t table, Py_buffer *bufs, uint32_t n_cols, uint64_t n, uint32_t schema, object timeout,
-                         object describe, uint64_t episode) except -1:
+    cdef int insert_rows(self, uint32_t table, Py_buffer *bufs, uint32_t n_cols, uint64_t n,
+                         uint32_t schema, object timeout, object describe,
+                         uint64_t episode) except -1:
         cdef uint64_t row_bytes[SR_COLUMNS_MAX]
         cdef uint64_t total = 0, at = 0
         cdef uint32_t c, rows, rows_max
@@ -260,12 +277,16 @@ cdef class Session:
         rows_max = <uint32_t>min(max(BATCH_BLOCK_BYTES // max(total, 1), 1), BATCH_BLOCK_ROWS)
         while at < n:
             rows = <uint32_t>min(n - at, <uint64_t>rows_max)
-            self.insert_block(table, bufs, n_cols, row_bytes, at, rows, schema, timeout, deadline, describe, episode)
+            self.insert_block(
+                table, bufs, n_cols, row_bytes, at, rows, schema, timeout, deadline, describe,
+                episode)
             at += rows
         return 0
 
-    cdef int insert_block(self, uint32_t table, Py_buffer *bufs, uint32_t n_cols, uint64_t *row_bytes, uint64_t at, uint32_t rows,
-                          uint32_t schema, object timeout, double deadline, object describe, uint64_t episode) except -1:
+    cdef int insert_block(self, uint32_t table, Py_buffer *bufs, uint32_t n_cols,
+                          uint64_t *row_bytes, uint64_t at, uint32_t rows, uint32_t schema,
+                          object timeout, double deadline, object describe,
+                          uint64_t episode) except -1:
         cdef uint64_t block = 0
         cdef uint32_t position = 0, i
         cdef int rc
@@ -279,8 +300,9 @@ cdef class Session:
                 rc = sr_block_new(&self.ses, n_cols, row_bytes, rows, &block, &position)
                 if rc == SR_OK:
                     for i in range(n_cols):
-                        sr_copy(sr_block_cell(&self.store.st, block, i, 0), <char *>bufs[i].buf + at * row_bytes[i],
-                                rows * row_bytes[i])
+                        sr_copy(
+                            sr_block_cell(&self.store.st, block, i, 0),
+                            <char *>bufs[i].buf + at * row_bytes[i], rows * row_bytes[i])
                     sr_block_publish(&self.ses, block, rows, episode)
                     for i in range(rows):
                         items[i].ref = SR_REF(block, SR_KIND_BLOCK)
@@ -298,23 +320,28 @@ cdef class Session:
             free(items)
         return 0
 
-    cdef int insert_items(self, uint32_t table, sr_item *items, uint32_t n, uint64_t *keys, uint64_t before, object timeout,
-                          double deadline, object describe) except -1:
+    cdef int insert_items(self, uint32_t table, sr_item *items, uint32_t n, uint64_t *keys,
+                          uint64_t before, object timeout, double deadline,
+                          object describe) except -1:
         cdef uint32_t total = 0, done = 0, seq = 0, slice_ms
         cdef int rc
         cdef WaitLog log = None
         while True:
             with nogil:
-                rc = sr_insert(&self.ses, table, n - total, items + total, keys + total, &done, &seq)
+                rc = sr_insert(
+                    &self.ses, table, n - total, items + total, keys + total, &done, &seq)
             total += done
             if rc == SR_OK:
                 return 0
             if rc != SR_WOULD_BLOCK:
-                raise_status(rc, f"inserting (after {before + total} items)" if before + total else "inserting")
+                raise_status(
+                    rc,
+                    f"inserting (after {before + total} items)" if before + total else "inserting")
             slice_ms = wait_slice_ms(deadline)
             if slice_ms == 0:
                 raise errors.DeadlineExceededError(
-                    f"{before + total} items inserted within {timeout} s, the next was held back: {describe()}")
+                    f"{before + total} items inserted within {timeout} s, the next was held back: "
+                    f"{describe()}")
             if log is None:
                 log = WaitLog(describe)
             with nogil:
@@ -352,7 +379,9 @@ cdef class Batch:
         free(self.items)
 
     def lend(self, on_release):
-        """From now on the pins go when the last window on this batch does; the session is then appended to the list."""
+        """From now on the pins go when the last window on this batch does; the session is then
+        appended to the list.
+        """
         self.on_release = on_release
 
     cdef int extend_to(self, uint32_t n) except -1:
@@ -391,7 +420,10 @@ cdef class Batch:
             raise_status(rc, "releasing a batch")
 
     def split(self, uint32_t k, Session other):
-        """The first k items as a batch of another session; the rest stays. Pins are never given up in between."""
+        """The first k items as a batch of another session; the rest stays.
+
+        Pins are never given up in between.
+        """
         cdef Batch first
         cdef uint32_t *positions
         cdef uint32_t i, held = 0
@@ -473,13 +505,17 @@ cdef class Batch:
             table_size[i] = self.items[i].table_size
             priority[i] = self.items[i].priority
             times_sampled[i] = self.items[i].times_sampled
-        return (_ndarray(n, _uint64, b), _ndarray(n, _float64, b, 8 * n), _ndarray(n, _int64, b, 16 * n),
-                _ndarray(n, _float64, b, 24 * n), _ndarray(n, _int32, b, 32 * n))
+        return (
+            _ndarray(n, _uint64, b), _ndarray(n, _float64, b, 8 * n),
+            _ndarray(n, _int64, b, 16 * n), _ndarray(n, _float64, b, 24 * n),
+            _ndarray(n, _int32, b, 32 * n))
 
     def stack(self, StackPlan plan, list out):
-        """Copy all items into stacked arrays: (info arrays, column arrays), or the number of the first item that does not fit.
+        """Copy all items into stacked arrays: (info arrays, column arrays), or the number of the
+        first item that does not fit.
 
-        `out` has an array for each column (writable, C-contiguous, exactly the right size), or is None: new ones are made.
+        `out` has an array for each column (writable, C-contiguous, exactly the right size), or is
+        None: new ones are made.
         """
         cdef char *dst[SR_COLUMNS_MAX]
         cdef uint64_t nbytes[SR_COLUMNS_MAX]
@@ -491,7 +527,8 @@ cdef class Batch:
         cdef int rc
         self.bound(0)
         if sr_item_columns(&self.session.store.st, &self.items[0]) != plan.n:
-            raise errors.TableCorruptedError("an item has another number of columns than its structure says")
+            raise errors.TableCorruptedError(
+                "an item has another number of columns than its structure says")
         if arrays is None:
             arrays = []
         try:
@@ -501,15 +538,21 @@ cdef class Batch:
                 if out is None:
                     b = Buffer(nbytes[c] * self.n)
                     dst[c] = b.base
-                    arrays.append(_ndarray(plan.shape(c, length_flags & ~SR_COL_SQUEEZED, self.n), plan.dtypes[c], b))
+                    arrays.append(
+                        _ndarray(
+                            plan.shape(c, length_flags & ~SR_COL_SQUEEZED, self.n), plan.dtypes[c],
+                            b))
                 else:
                     PyObject_GetBuffer(out[c], &bufs[c], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
                     got += 1
                     dst[c] = <char *>bufs[c].buf
                     if <uint64_t>bufs[c].len != nbytes[c] * self.n:
-                        raise errors.InvalidArgumentError(f"out column {c} has {bufs[c].len} bytes, expected {nbytes[c] * self.n}")
+                        raise errors.InvalidArgumentError(
+                            f"out column {c} has {bufs[c].len} bytes, expected "
+                            f"{nbytes[c] * self.n}")
             with nogil:
-                rc = sr_gather(&self.session.store.st, self.n, self.items, plan.n, dst, nbytes, &bad)
+                rc = sr_gather(
+                    &self.session.store.st, self.n, self.items, plan.n, dst, nbytes, &bad)
         finally:
             for c in range(got):
                 PyBuffer_Release(&bufs[c])
@@ -529,14 +572,17 @@ cdef class Batch:
         return shapes
 
     def views(self, uint32_t i, StackPlan plan):
-        """Read-only arrays on column after column of item i; None for one whose rows do not lie together."""
+        """Read-only arrays on column after column of item i; None for one whose rows do not lie
+        together.
+        """
         cdef uint32_t c, length_flags = 0
         cdef uint64_t row_bytes = 0
         cdef const void *p
         cdef list out = []
         self.bound(i)
         if sr_item_columns(&self.session.store.st, &self.items[i]) != plan.n:
-            raise errors.TableCorruptedError("an item has another number of columns than its structure says")
+            raise errors.TableCorruptedError(
+                "an item has another number of columns than its structure says")
         for c in range(plan.n):
             p = sr_item_view(&self.session.store.st, &self.items[i], c)
             if p == NULL:
@@ -544,8 +590,11 @@ cdef class Batch:
                 continue
             sr_item_column(&self.session.store.st, &self.items[i], c, &length_flags, &row_bytes)
             length_flags &= ~SR_COL_SQUEEZED
-            shape = plan.shapes_of_value[c] if plan.squeezed[c] else (length_flags, *plan.shapes_of_value[c])
-            out.append(_ndarray(shape, plan.dtypes[c], make_window(self, p, length_flags * row_bytes, True)))
+            shape = plan.shapes_of_value[c] if plan.squeezed[c] else (
+                length_flags, *plan.shapes_of_value[c])
+            out.append(
+                _ndarray(
+                    shape, plan.dtypes[c], make_window(self, p, length_flags * row_bytes, True)))
         return out
 
     def columns(self, uint32_t i):
@@ -556,13 +605,16 @@ cdef class Batch:
         cdef list out = []
         for c in range(sr_item_columns(&self.session.store.st, &self.items[i])):
             sr_item_column(&self.session.store.st, &self.items[i], c, &length_flags, &row_bytes)
-            out.append((length_flags & ~SR_COL_SQUEEZED, bool(length_flags & SR_COL_SQUEEZED), row_bytes))
+            out.append(
+                (length_flags & ~SR_COL_SQUEEZED, bool(length_flags & SR_COL_SQUEEZED), row_bytes))
         return out
 
     def gather(self, list arrays, uint32_t first, uint32_t count):
-        """Copy columns of items [first, first + count) into arrays (C-contiguous, count items each).
+        """Copy columns of items [first, first + count) into arrays (C-contiguous, count items
+        each).
 
-        Gives the index of the first item whose lengths differ from the arrays' share of an item, or -1.
+        Gives the index of the first item whose lengths differ from the arrays' share of an item, or
+        -1.
         """
         cdef uint32_t n_cols = <uint32_t>len(arrays)
         cdef Py_buffer bufs[SR_COLUMNS_MAX]
@@ -580,7 +632,8 @@ cdef class Batch:
                 dst[c] = <char *>bufs[c].buf
                 nbytes[c] = <uint64_t>bufs[c].len // count
             with nogil:
-                rc = sr_gather(&self.session.store.st, count, self.items + first, n_cols, dst, nbytes, &bad)
+                rc = sr_gather(
+                    &self.session.store.st, count, self.items + first, n_cols, dst, nbytes, &bad)
         finally:
             for c in range(got):
                 PyBuffer_Release(&bufs[c])
@@ -588,11 +641,14 @@ cdef class Batch:
 
 
 cdef class StackPlan:
-    """How items of one structure become arrays: each column's dtype, shape of a value, and whether it is squeezed."""
+    """How items of one structure become arrays: each column's dtype, shape of a value, and whether
+    it is squeezed.
+    """
 
     cdef uint32_t n
     cdef list dtypes, shapes_of_value, squeezed
-    cdef list last      # for each column: (n, length, shape) of the last batch, so that equal ones share the tuple
+    # For each column: (n, length, shape) of the last batch, so that equal ones share the tuple.
+    cdef list last
 
     def __init__(self, columns):
         self.dtypes = [c.dtype for c in columns]
@@ -607,6 +663,7 @@ cdef class StackPlan:
         cdef tuple known = <tuple>self.last[c]
         if known[0] == n and known[1] == length:
             return <tuple>known[2]
-        shape = (n, *self.shapes_of_value[c]) if self.squeezed[c] else (n, length, *self.shapes_of_value[c])
+        shape = (n, *self.shapes_of_value[c]) if self.squeezed[c] else (
+            n, length, *self.shapes_of_value[c])
         self.last[c] = (n, length, shape)
         return shape

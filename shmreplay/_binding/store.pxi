@@ -10,7 +10,9 @@ cdef int _fork_count = 0
 
 
 def note_fork():
-    """Called in the child after a fork: handles made before it raise `ForkedHandleError` from now on."""
+    """Called in the child after a fork: handles made before it raise `ForkedHandleError` from now
+    on.
+    """
     global _fork_count
     _fork_count += 1
 
@@ -20,22 +22,29 @@ cdef raise_status(int rc, str what):
     cdef sr_detail *d = sr_last_detail()
     if rc == SR_FULL:
         raise errors.ArenaFullError(
-            f"{what}: the store is full: {d.asked} bytes asked for, {d.available} available within its capacity. "
+            f"{what}: the store is full: {d.asked} bytes asked for, {d.available} available "
+            "within its capacity. "
             "Give the server a larger capacity=, a smaller table max_size, or delete items.")
     if rc == SR_NOSPACE:
         raise errors.ArenaFullError(
-            f"{what}: the file system behind shared memory (/dev/shm) is full: {d.asked} bytes asked for. "
-            "Free space there or enlarge it (Docker: --shm-size), or give the server a smaller capacity=.")
+            f"{what}: the file system behind shared memory (/dev/shm) is full: {d.asked} bytes "
+            "asked for. "
+            "Free space there or enlarge it (Docker: --shm-size), or give the server a smaller "
+            "capacity=.")
     if rc == SR_CLOSED:
-        raise errors.ServerClosedError(f"{what}: the server has closed this store; start it again and attach anew.")
+        raise errors.ServerClosedError(
+            f"{what}: the server has closed this store; start it again and attach anew.")
     if rc == SR_CORRUPT:
         raise errors.TableCorruptedError(
-            f"{what}: a process died in the middle of a change, or a consistency check failed; the table is shut to "
+            f"{what}: a process died in the middle of a change, or a consistency check failed; "
+            "the table is shut to "
             "prevent wrong answers. Restart the server.")
     if rc == SR_LIMIT:
         raise errors.StoreLimitError(
-            f"{what}: no free entry left in the store (its bounds on attached processes, open writers and samplers, or "
-            "different item structures). Close what is not needed or give the server a larger capacity=.")
+            f"{what}: no free entry left in the store (its bounds on attached processes, open "
+            "writers and samplers, or "
+            "different item structures). Close what is not needed or give the server a larger "
+            "capacity=.")
     if rc == SR_SYS:
         raise OSError(d.sys_errno, f"{what}: a system call failed")
     raise errors.InvalidArgumentError(f"{what}: refused by the core as out of range (status {rc})")
@@ -45,7 +54,8 @@ cdef int fill_table_config(sr_table_config *c, object cfg, object seed) except -
     cdef bytes name = cfg.name.encode()
     memset(c, 0, sizeof(sr_table_config))
     if len(name) >= SR_NAME_BYTES:
-        raise errors.InvalidArgumentError(f"table name {cfg.name!r} has {len(name)} bytes; at most {SR_NAME_BYTES - 1}")
+        raise errors.InvalidArgumentError(
+            f"table name {cfg.name!r} has {len(name)} bytes; at most {SR_NAME_BYTES - 1}")
     memcpy(c.name, <const char *>name, len(name))
     c.sampler_kind = SELECTOR_CODES[cfg.sampler_kind]
     c.remover_kind = SELECTOR_CODES[cfg.remover_kind]
@@ -63,7 +73,8 @@ cdef int fill_table_config(sr_table_config *c, object cfg, object seed) except -
 
 
 cdef sr_table_config *make_table_configs(tables, seeds) except NULL:
-    cdef sr_table_config *list = <sr_table_config *>calloc(max(len(tables), 1), sizeof(sr_table_config))
+    cdef sr_table_config *list = <sr_table_config *>calloc(
+        max(len(tables), 1), sizeof(sr_table_config))
     if list == NULL:
         raise MemoryError
     try:
@@ -124,14 +135,16 @@ cdef class Store:
     cdef inline int usable(self) except -1:
         if self.fork_count != _fork_count:
             raise errors.ForkedHandleError(
-                "this handle was made before a fork and belongs to the parent process; make a new Client, writer or "
+                "this handle was made before a fork and belongs to the parent process; make a new "
+                "Client, writer or "
                 "sampler in the child")
         if self.st.hdr == NULL:
-            raise errors.StoreNotFoundError("the store is not attached; call attach() or format() first")
+            raise errors.StoreNotFoundError(
+                "the store is not attached; call attach() or format() first")
         return 0
 
-    def format(self, uint64_t generation, uint64_t capacity, uint32_t n_arenas, uint32_t n_participants,
-               uint32_t n_sessions, bytes config_json, tables, seeds):
+    def format(self, uint64_t generation, uint64_t capacity, uint32_t n_arenas,
+               uint32_t n_participants, uint32_t n_sessions, bytes config_json, tables, seeds):
         """Lay a new store out in the mapped segment. The caller created it exclusively."""
         cdef sr_store_config cfg
         cfg.generation = generation
@@ -155,8 +168,10 @@ cdef class Store:
             return False
         if rc == SR_VERSION:
             raise errors.VersionMismatchError(
-                f"the store has layout version {d.asked}, signature {d.found_signature:016x}; this package has version "
-                f"{d.available}, signature {d.expected_signature:016x}. Use the same package, Python build and C library "
+                f"the store has layout version {d.asked}, signature {d.found_signature:016x}; "
+                "this package has version "
+                f"{d.available}, signature {d.expected_signature:016x}. Use the same package, "
+                "Python build and C library "
                 "on both sides.")
         if rc != SR_OK:
             raise_status(rc, "attaching to the store")
@@ -205,13 +220,19 @@ cdef class Store:
     @property
     def config_json(self):
         self.usable()
-        return self.st.base[self.st.hdr.config_off:self.st.hdr.config_off + self.st.hdr.config_bytes]
+        return self.st.base[
+            self.st.hdr.config_off:self.st.hdr.config_off + self.st.hdr.config_bytes]
 
-    def participant_set(self, uint32_t number, uint32_t pid, uint64_t start_ticks, uint64_t pid_namespace, str role):
-        """Record this process; it holds the record lock on that byte. False: the entry awaits reclaiming."""
+    def participant_set(self, uint32_t number, uint32_t pid, uint64_t start_ticks,
+                        uint64_t pid_namespace, str role):
+        """Record this process; it holds the record lock on that byte.
+
+        False: the entry awaits reclaiming.
+        """
         self.usable()
         cdef bytes text = role.encode()
-        cdef int rc = sr_participant_set(&self.st, number, pid, start_ticks, pid_namespace, <const char *>text)
+        cdef int rc = sr_participant_set(
+            &self.st, number, pid, start_ticks, pid_namespace, <const char *>text)
         if rc == SR_WOULD_BLOCK:
             return False
         if rc != SR_OK:
@@ -256,12 +277,15 @@ cdef class Store:
         return {
             "capacity_bytes": s.capacity, "committed_bytes": s.committed, "fixed_bytes": s.fixed,
             "index_bytes": s.index_committed, "arena_committed_bytes": s.arena_committed,
-            "arena_used_bytes": s.arena_used, "arena_free_bytes": s.arena_free, "arena_allocations": s.arena_allocs,
-            "participants": s.participants, "sessions": s.sessions, "dirty": s.dirty, "closed": s.closed,
-        }
+            "arena_used_bytes": s.arena_used, "arena_free_bytes": s.arena_free,
+            "arena_allocations": s.arena_allocs, "participants": s.participants,
+            "sessions": s.sessions, "dirty": s.dirty, "closed": s.closed,}
 
     def committer_step(self):
-        """Wait at most 0.1 s for an arena to run low, then commit ahead. Gives the number of extents added."""
+        """Wait at most 0.1 s for an arena to run low, then commit ahead.
+
+        Gives the number of extents added.
+        """
         self.usable()
         cdef int rc
         with nogil:
@@ -278,11 +302,12 @@ cdef class Store:
         if rc != SR_OK:
             raise_status(rc, "reading a table's counters")
         return {
-            "size": i.size, "inserts": i.inserts, "samples": i.samples, "deletes": i.deletes, "pending": i.pending,
-            "num_episodes": i.num_episodes, "num_deleted_episodes": i.num_deleted_episodes,
+            "size": i.size, "inserts": i.inserts, "samples": i.samples, "deletes": i.deletes,
+            "pending": i.pending, "num_episodes": i.num_episodes,
+            "num_deleted_episodes": i.num_deleted_episodes,
             "num_unique_samples": i.num_unique_samples, "missed_updates": i.missed_updates,
-            "sample_waiters": i.sample_waiters, "insert_waiters": i.insert_waiters, "poisoned": i.poisoned,
-        }
+            "sample_waiters": i.sample_waiters, "insert_waiters": i.insert_waiters,
+            "poisoned": i.poisoned,}
 
     def can_sample(self, uint32_t table, int64_t n):
         """Does the rate limiter allow n samples now?"""
@@ -301,7 +326,10 @@ cdef class Store:
         return bool(rc)
 
     def check(self, table=None):
-        """Walk all invariants of one table (its number), or of the whole store. Raises TableCorruptedError."""
+        """Walk all invariants of one table (its number), or of the whole store.
+
+        Raises TableCorruptedError.
+        """
         self.usable()
         cdef char why[512]
         cdef uint32_t number = SR_NONE if table is None else table
@@ -309,7 +337,8 @@ cdef class Store:
         with nogil:
             rc = sr_check(&self.st, number, why, sizeof(why))
         if rc == SR_CORRUPT:
-            raise errors.TableCorruptedError(f"consistency check failed: {why.decode(errors='replace')}")
+            raise errors.TableCorruptedError(
+                f"consistency check failed: {why.decode(errors='replace')}")
         if rc != SR_OK:
             raise_status(rc, "checking the store")
 

@@ -1,8 +1,9 @@
 # Writing step by step: columns, history, blocks, items. The hot path of an actor.
 #
-# Words: a *column* is one leaf of the data; its values are numbered from 0 as they come. A *group* is a set of columns that are
-# given together in one append; its rows go into blocks of their own, so that a column that is left out costs nothing. A *cell* is where a
-# value lies: block, row, column of the group.
+# Words: a *column* is one leaf of the data; its values are numbered from 0 as they come. A *group*
+# is a set of columns that are given together in one append; its rows go into blocks of their own,
+# so that a column that is left out costs nothing. A *cell* is where a value lies: block, row,
+# column of the group.
 
 cdef struct cell:
     uint64_t block
@@ -32,7 +33,8 @@ cdef class Column:
     cdef int64_t open_step          # step in which the latest value came
     cdef int ndim
     cdef Py_ssize_t *dims
-    cdef int64_t mask               # of the rings, whose length is a power of two and at least `keep`
+    # Of the rings, whose length is a power of two and at least `keep`.
+    cdef int64_t mask
     cdef cell *ring
     cdef step_mark *marks
     cdef object dtype, scalar_type  # what numpy gives for values of this type
@@ -94,7 +96,10 @@ cdef class Column:
         return value >= self.cleared and value < self.count and self.count - value <= self.keep
 
     cdef inline int64_t value_of_step(self, int64_t step, int64_t end) noexcept:
-        """Number of the value that came in this step, or -1: none, or not reachable any more. Steps before `end` exist."""
+        """Number of the value that came in this step, or -1: none, or not reachable any more.
+
+        Steps before `end` exist.
+        """
         cdef step_mark *m = &self.marks[step & self.mask]
         if m.step != step or end - step > self.keep or not self.alive(m.value):
             return -1
@@ -148,7 +153,7 @@ cdef class Group:
         free(self.row_bytes)
 
 
-# ------------------------------------------------------------------ plans: how a structure is taken apart
+# ---------------------------------------- plans: how a structure is taken apart
 
 DEF NODE_LEAF = 0
 DEF NODE_DICT = 1
@@ -206,7 +211,8 @@ cdef int flatten_by(object data, Node node, list out) except -1:
             if found == NULL:
                 return 0
             child = <object>found
-            if (<Node>node.children[i]).kind == NODE_LEAF and child is not None and not isinstance(child, (dict, list, tuple)):
+            if ((<Node>node.children[i]).kind == NODE_LEAF and child is not None
+                    and not isinstance(child, (dict, list, tuple))):
                 out.append(child)
             elif not flatten_by(child, <Node>node.children[i], out):
                 return 0
@@ -237,7 +243,8 @@ cdef class AppendPlan:
 
 
 cdef class ItemPlan:
-    """What a trajectory of this structure looked like last time: its schema, and what was checked."""
+    """What a trajectory of this structure looked like last time: its schema, and what was checked.
+    """
 
     cdef Node node
     cdef uint32_t n
@@ -256,14 +263,16 @@ cdef class ItemPlan:
 cdef class ColumnHistory:
     """The recent values of one column, indexed like a list of steps."""
 
-    # Not counted: the writer holds its histories (`history` is kept), and must go when its user drops it, at once
-    # and not at the next garbage collection, since its place in the store is one of few. The writer clears it when it goes.
+    # Not counted: the writer holds its histories (`history` is kept), and must go when its user
+    # drops it, at once and not at the next garbage collection, since its place in the store is one
+    # of few. The writer clears it when it goes.
     cdef PyObject *writer
     cdef Column column
 
     cdef inline WriterCore owner(self):
         if self.writer == NULL:
-            raise errors.WriterClosedError("the writer of this history is gone; keep a reference to it")
+            raise errors.WriterClosedError(
+                "the writer of this history is gone; keep a reference to it")
         return <WriterCore><object>self.writer
 
     def __len__(self):
@@ -284,14 +293,16 @@ cdef class ColumnHistory:
         if type(index) is slice:
             return self.slice(index, n)
         if isinstance(index, int):
-            start = PyNumber_AsSsize_t(index, NULL)  # beyond its range: its ends, which no history reaches
+            # Beyond its range: its ends, which no history reaches.
+            start = PyNumber_AsSsize_t(index, NULL)
             if start < -n or start >= n:
                 raise errors_index(self.column.path, index, n)
             return self.cells(start + n if start < 0 else start, 1, 1, True)
         if isinstance(index, list):
             return self.pick(<list>index, n)
         raise errors.ArgumentTypeError(
-            f"history of column {self.column.path} is indexed by int, slice or list of int, got {type(index).__name__}")
+            f"history of column {self.column.path} is indexed by int, slice or list of int, got "
+            f"{type(index).__name__}")
 
     cdef TrajectoryColumn slice(self, object index, Py_ssize_t n):
         cdef Py_ssize_t start, stop, step
@@ -299,19 +310,25 @@ cdef class ColumnHistory:
         try:
             PySlice_Unpack(index, &start, &stop, &step)
         except TypeError as e:
-            raise errors.ArgumentTypeError(f"history of column {self.column.path}: {index!r}: {e}") from None
+            raise errors.ArgumentTypeError(
+                f"history of column {self.column.path}: {index!r}: {e}") from None
         except ValueError as e:
-            raise errors.InvalidArgumentError(f"history of column {self.column.path}: {index!r}: {e}") from None
-        # Unlike a list, a bound beyond the history is an error and not cut off: that would be another trajectory than was asked for.
+            raise errors.InvalidArgumentError(
+                f"history of column {self.column.path}: {index!r}: {e}") from None
+        # Unlike a list, a bound beyond the history is an error and not cut off: that would be
+        # another trajectory than was asked for.
         if step > 0:
             start = bound_of(self.column.path, start, n, n)
             stop = n if stop == PY_SSIZE_T_MAX else bound_of(self.column.path, stop, n, n)
-            return self.cells(start, step, (stop - start + step - 1) // step if stop > start else 0, False)
+            return self.cells(
+                start, step, (stop - start + step - 1) // step if stop > start else 0, False)
         start = n - 1 if start == PY_SSIZE_T_MAX else bound_of(self.column.path, start, n, n - 1)
         stop = -1 if stop == PY_SSIZE_T_MIN else bound_of(self.column.path, stop, n, n - 1)
-        return self.cells(start, step, (start - stop - step - 1) // -step if start > stop else 0, False)
+        return self.cells(
+            start, step, (start - stop - step - 1) // -step if start > stop else 0, False)
 
-    cdef TrajectoryColumn cells(self, Py_ssize_t start, Py_ssize_t step, Py_ssize_t count, bint squeeze):
+    cdef TrajectoryColumn cells(self, Py_ssize_t start, Py_ssize_t step, Py_ssize_t count,
+                                bint squeeze):
         cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
         cdef WriterCore writer = self.owner()
         cdef int64_t base = writer.base_step + start
@@ -358,45 +375,55 @@ cdef class ColumnHistory:
                 k = PyNumber_AsSsize_t(index[i], NULL)
             except TypeError:
                 raise errors.ArgumentTypeError(
-                    f"history of column {self.column.path} is indexed by list of int, got {index[i]!r} in it") from None
+                    f"history of column {self.column.path} is indexed by list of int, "
+                    f"got {index[i]!r} in it") from None
             if k < -n or k >= n:
                 raise errors_index(self.column.path, index[i], n)
-            t.values[i] = self.column.value_of_step(writer.base_step + (k + n if k < 0 else k), writer.base_step + n)
+            t.values[i] = self.column.value_of_step(
+                writer.base_step + (k + n if k < 0 else k), writer.base_step + n)
             if t.values[i] < 0:
                 raise errors_none(self.column.path)
         return t
 
 
-cdef inline Py_ssize_t bound_of(object path, Py_ssize_t bound, Py_ssize_t n, Py_ssize_t most) except? -2:
+cdef inline Py_ssize_t bound_of(object path, Py_ssize_t bound, Py_ssize_t n,
+                                Py_ssize_t most) except? -2:
     if bound < -n or bound > most:
         raise errors.InvalidArgumentError(
-            f"slice bound {bound} reaches outside the history of column {path}, which has {n} steps; "
+            f"slice bound {bound} reaches outside the history of column {path}, which has {n} "
+            "steps; "
             "a trajectory column cannot contain any None data references")
     return bound + n if bound < 0 else bound
 
 
 cdef errors_index(path, index, n):
-    return HistoryIndexError(f"index {index} is outside the history of column {path}, which has {n} steps")
+    return HistoryIndexError(
+        f"index {index} is outside the history of column {path}, which has {n} steps")
 
 
 cdef errors_none(path):
     return errors.InvalidArgumentError(
-        f"column {path}: cannot contain any None data references: a step asked for has no value of this column, or is older than "
+        f"column {path}: cannot contain any None data references: a step asked for has no value "
+        "of this column, or is older than "
         "num_keep_alive_refs and forgotten")
 
 
 @cython.freelist(64)
 @cython.no_gc  # made and dropped by the million; nothing that it refers to refers back to it
 cdef class TrajectoryColumn:
-    """One column of an item to be: references to values that a writer holds. Made by indexing `writer.history`.
+    """One column of an item to be: references to values that a writer holds.
+
+    Made by indexing `writer.history`.
 
     Args:
-        data_references: Columns of one value each (what iterating a column gives), of one column of one writer.
+        data_references: Columns of one value each (what iterating a column gives), of one column of
+            one writer.
         squeeze: Take the single reference without a time dimension.
         path: Accepted for Reverb's sake; the references know theirs.
 
     Raises:
-        InvalidArgumentError: squeeze with other than one reference; None, or references of several columns.
+        InvalidArgumentError: squeeze with other than one reference; None, or references of several
+            columns.
     """
 
     cdef WriterCore writer
@@ -412,14 +439,18 @@ cdef class TrajectoryColumn:
         cdef Py_ssize_t i
         for x in references:
             if x is None:
-                raise errors.InvalidArgumentError("a trajectory column cannot contain any None data references")
+                raise errors.InvalidArgumentError(
+                    "a trajectory column cannot contain any None data references")
             if type(x) is not TrajectoryColumn or (<TrajectoryColumn>x).n != 1:
-                raise errors.ArgumentTypeError(f"a data reference is a TrajectoryColumn of one value, got {x!r}")
+                raise errors.ArgumentTypeError(
+                    f"a data reference is a TrajectoryColumn of one value, got {x!r}")
         if not references:
-            raise errors.InvalidArgumentError("a trajectory column must not be empty: 0 data references given")
+            raise errors.InvalidArgumentError(
+                "a trajectory column must not be empty: 0 data references given")
         if squeeze and len(references) != 1:
             raise errors.InvalidArgumentError(
-                f"a squeezed column has exactly one data reference, got {len(references)}; use squeeze=False")
+                f"a squeezed column has exactly one data reference, got {len(references)}; use "
+                "squeeze=False")
         r = references[0]
         self.writer = r.writer
         self.column = r.column
@@ -432,7 +463,8 @@ cdef class TrajectoryColumn:
         for i in range(self.n):
             r = references[i]
             if r.column is not self.column:
-                raise errors.InvalidArgumentError(f"references of columns {self.column.path} and {r.column.path} in one column")
+                raise errors.InvalidArgumentError(
+                    f"references of columns {self.column.path} and {r.column.path} in one column")
             self.values[i] = r.value(0)
 
     def __dealloc__(self):
@@ -475,7 +507,8 @@ cdef class TrajectoryColumn:
             chosen = [range(self.n)[i] for i in index]
         else:
             raise errors.ArgumentTypeError(
-                f"a trajectory column is indexed by int, slice or list of int, got {type(index).__name__}")
+                "a trajectory column is indexed by int, slice or list of int, got "
+                f"{type(index).__name__}")
         t = TrajectoryColumn.__new__(TrajectoryColumn)
         t.writer = self.writer
         t.column = self.column
@@ -504,16 +537,38 @@ cdef class TrajectoryColumn:
                 if not self.column.alive(self.value(i)):
                     raise errors_expired(self.column.path)
                 c = &self.column.ring[self.value(i) & self.column.mask]
-                memcpy(out.base + <uint64_t>i * nbytes, sr_block_cell(&self.writer.session.store.st, c.block, c.col, c.row), nbytes)
+                memcpy(
+                    out.base + <uint64_t>i * nbytes,
+                    sr_block_cell(&self.writer.session.store.st, c.block, c.col, c.row), nbytes)
         finally:
             self.writer.leave()
         return _ndarray(self.shape, self.dtype, out)
 
 
+cdef inline uint64_t signature_key(TrajectoryColumn c) noexcept:
+    """Column and squeeze in a word."""
+    return <uint64_t>c.column.number << 1 | <uint64_t>c.squeeze
+
+
+cdef inline uint32_t row_count(TrajectoryColumn c) noexcept:
+    """Length and squeeze as the core writes them."""
+    return <uint32_t>c.n | (SR_COL_SQUEEZED if c.squeeze else 0)
+
+
+cdef list leaf_types(list leaves, bint with_length):
+    """(dtype code, shape of a value or of the whole column, squeezed) for each column."""
+    cdef TrajectoryColumn c
+    cdef list types = []
+    for c in leaves:
+        types.append((c.column.code, c.shape if with_length else c.column.shape, c.squeeze))
+    return types
+
+
 cdef errors_expired(path, number=None):
     where = "" if number is None else f"Error in column {number}: "
     return ExpiredReferenceError(
-        f"{where}column {path}: a data reference has expired: the value is older than num_keep_alive_refs or its episode's buffers were "
+        f"{where}column {path}: a data reference has expired: the value is older than "
+        "num_keep_alive_refs or its episode's buffers were "
         "cleared; create the item sooner or raise num_keep_alive_refs")
 
 
@@ -529,7 +584,10 @@ cdef class Pending:
 
 @cython.no_gc_clear  # __dealloc__ needs `histories`
 cdef class WriterCore:
-    """State of one writer. Methods lock it, so that threads may share it; waiting is done by the caller without the lock."""
+    """State of one writer.
+
+    Methods lock it, so that threads may share it; waiting is done by the caller without the lock.
+    """
 
     cdef readonly Session session
     cdef PyThread_type_lock lock
@@ -543,7 +601,8 @@ cdef class WriterCore:
     cdef list item_plans
     cdef dict configured                 # path -> (keep, max_chunk_length)
     cdef object block_rows_max           # max_chunk_length for all columns, None: by bytes
-    cdef int64_t base_step, step         # first step of the history; the step that is open or comes next
+    # First step of the history; the step that is open or comes next.
+    cdef int64_t base_step, step
     cdef readonly bint step_open
     cdef readonly int64_t episode_steps
     cdef uint64_t episode_base
@@ -584,14 +643,16 @@ cdef class WriterCore:
 
     cdef inline int enter(self) except -1:
         if self.session.store.fork_count != _fork_count:
-            # Before the lock: a thread of the parent may have held it at the fork, and nobody gives it back here.
+            # Before the lock: a thread of the parent may have held it at the fork, and nobody gives
+            # it back here.
             self.session.store.usable()
         if not PyThread_acquire_lock(self.lock, 0):
             with nogil:
                 PyThread_acquire_lock(self.lock, 1)
         if self.closed:
             PyThread_release_lock(self.lock)
-            raise errors.WriterClosedError("Close has been called on this writer; make a new one to go on writing")
+            raise errors.WriterClosedError(
+                "Close has been called on this writer; make a new one to go on writing")
         return 0
 
     cdef inline void leave(self) noexcept:
@@ -604,8 +665,8 @@ cdef class WriterCore:
     def history(self):
         """References to what was appended, in the structure of all data seen, leaves like lists.
 
-        Index a leaf by int (one value, no time dimension), slice, or list of int; step -1 is the newest. Reaching beyond what is
-        kept (num_keep_alive_refs) is an error.
+        Index a leaf by int (one value, no time dimension), slice, or list of int; step -1 is the
+        newest. Reaching beyond what is kept (num_keep_alive_refs) is an error.
 
         Raises:
             WriterStateError: Nothing was appended yet.
@@ -629,15 +690,17 @@ cdef class WriterCore:
     # -------------------------------------------------------------- append
 
     def append(self, data, *, bint partial_step=False):
-        """Append one step, or with partial_step=True a part of it: the next append goes into the same step.
+        """Append one step, or with partial_step=True a part of it: the next append goes into the
+        same step.
 
         Args:
-            data: Nested dict, list, tuple or namedtuple of arrays and scalars. A leaf that is None is left out of this step.
-                The first value of a column fixes its dtype and shape.
+            data: Nested dict, list, tuple or namedtuple of arrays and scalars. A leaf that is None
+                is left out of this step. The first value of a column fixes its dtype and shape.
             partial_step: Keep the step open.
 
         Raises:
-            SignatureError: A leaf's dtype or shape is not its column's, or it was set in this step already. Nothing is changed.
+            SignatureError: A leaf's dtype or shape is not its column's, or it was set in this step
+                already. Nothing is changed.
             ArenaFullError: No memory. Nothing is changed.
         """
         self.enter()
@@ -651,8 +714,10 @@ cdef class WriterCore:
         cdef AppendPlan plan = self.plan
         cdef Group group
         if self.in_place:
-            raise errors.WriterStateError("a step is being written in place; leave its `with next_step()` block first")
-        if plan is not None and plan.flat and type(data) is dict and self.append_plain(<dict>data, plan):
+            raise errors.WriterStateError(
+                "a step is being written in place; leave its `with next_step()` block first")
+        if (plan is not None and plan.flat and type(data) is dict
+                and self.append_plain(<dict>data, plan)):
             pass
         elif plan is not None and flatten_by(data, plan.node, leaves):
             self.write_row(plan.group, plan.columns, leaves)
@@ -664,9 +729,12 @@ cdef class WriterCore:
         return 0
 
     cdef bint append_plain(self, dict data, AppendPlan plan) except -1:
-        """The common step: a flat dict of the same keys, each leaf just what its column holds. False: not so, nothing done.
+        """The common step: a flat dict of the same keys, each leaf just what its column holds.
 
-        No Python code runs and the GIL is kept from the first look at a leaf to the end of its copy, so the dict's references suffice.
+        False: not so, nothing done.
+
+        No Python code runs and the GIL is kept from the first look at a leaf to the end of its
+        copy, so the dict's references suffice.
         """
         cdef const void *src[SR_COLUMNS_MAX]
         cdef char scratch[SR_COLUMNS_MAX][SCRATCH]
@@ -690,7 +758,8 @@ cdef class WriterCore:
             self.ensure_row(group)
             for i in range(n):
                 found = PyDict_GetItemWithError(data, node.keys[i])
-                if found == NULL or plain_leaf(<Column>plan.columns[i], found, scratch[i]) != src[i]:
+                if (found == NULL
+                        or plain_leaf(<Column>plan.columns[i], found, scratch[i]) != src[i]):
                     return False
         sr_block_append(&self.session.ses, group.block, src, self.episode)
         for i in range(n):
@@ -743,21 +812,29 @@ cdef class WriterCore:
         return 0
 
     def check_structure(self, data):
-        """Refuse data whose structure does not go together with that of the history. Nothing was changed yet."""
+        """Refuse data whose structure does not go together with that of the history.
+
+        Nothing was changed yet.
+        """
         check_new_structure(data, self.columns)
 
     def structure_grew(self, data):
-        """New columns were seen: the structure of the history is now the union with that of `data`."""
+        """New columns were seen: the structure of the history is now the union with that of `data`.
+        """
 
     cdef Column new_column(self, tuple path, object leaf, uint32_t number):
         array = as_array(leaf, path)
         if number >= SR_COLUMNS_MAX:
-            raise errors.SignatureError(f"column {path}: a writer has at most {SR_COLUMNS_MAX} columns")
+            raise errors.SignatureError(
+                f"column {path}: a writer has at most {SR_COLUMNS_MAX} columns")
         keep, _ = self.configured.get(path, (self.keep_alive, None))
         return Column(path, dtype_code(array.dtype, path), array.shape, keep, number)
 
     cdef int write_row(self, Group group, list columns, list leaves) except -1:
-        """Check all leaves, then copy them into the next row of the group and publish it. All or nothing."""
+        """Check all leaves, then copy them into the next row of the group and publish it.
+
+        All or nothing.
+        """
         cdef Py_buffer bufs[SR_COLUMNS_MAX]
         cdef const void *src[SR_COLUMNS_MAX]
         cdef char scratch[SR_COLUMNS_MAX][SCRATCH]
@@ -772,7 +849,8 @@ cdef class WriterCore:
                 c = <Column>columns[i]
                 if self.step_open and c.open_step == self.step:
                     raise errors.SignatureError(
-                        f"Field {c.path} has already been set in the active step by previous (partial) append call and thus must be "
+                        f"Field {c.path} has already been set in the active step by previous "
+                        "(partial) append call and thus must be "
                         f"omitted or set to None but got: {leaves[i]!r}")
                 got = i + 1
                 src[i] = take_leaf(c, leaves[i], &bufs[i], scratch[i])
@@ -801,7 +879,9 @@ cdef class WriterCore:
         """A block with a free row, and an episode to count the row at."""
         cdef int rc
         if self.episode == 0:
-            rc = sr_episode_new(&self.session.ses, self.episode_base + self.episodes, &self.episode, &self.episode_position)
+            rc = sr_episode_new(
+                &self.session.ses, self.episode_base + self.episodes, &self.episode,
+                &self.episode_position)
             if rc != SR_OK:
                 self.episode = 0
                 raise_status(rc, "append")
@@ -818,7 +898,8 @@ cdef class WriterCore:
             # Short of memory: a block for this one row may still fit.
             rows = 1
             with nogil:
-                rc = sr_block_new(&self.session.ses, group.n, group.row_bytes, rows, &block, &position)
+                rc = sr_block_new(
+                    &self.session.ses, group.n, group.row_bytes, rows, &block, &position)
         if rc != SR_OK:
             raise_status(rc, "append")
         cdef Held held = Held.__new__(Held)
@@ -870,11 +951,14 @@ cdef class WriterCore:
     # -------------------------------------------------------------- writing in place
 
     def place_open(self, tuple numbers):
-        """The next row of the group of these columns, zeroed: a list of writable arrays that lie in the store."""
+        """The next row of the group of these columns, zeroed: a list of writable arrays that lie in
+        the store.
+        """
         self.enter()
         try:
             if self.in_place or self.step_open:
-                raise errors.WriterStateError("the step is open already; finish it before next_step()")
+                raise errors.WriterStateError(
+                    "the step is open already; finish it before next_step()")
             key = tuple(numbers)
             group = self.groups.get(key)
             if group is None:
@@ -909,7 +993,8 @@ cdef class WriterCore:
             if keep:
                 sr_block_publish(&self.session.ses, self.place_group.block, 1, self.episode)
                 for i, c in enumerate(self.place_group.columns):
-                    (<Column>c).push(self.step, self.place_group.block, self.place_group.rows, <uint32_t>i)
+                    (<Column>c).push(
+                        self.step, self.place_group.block, self.place_group.rows, <uint32_t>i)
                 self.place_group.rows += 1
                 self.close_step()
             self.place_group = None
@@ -924,15 +1009,18 @@ cdef class WriterCore:
             c = self.by_path.get(path)
             if c is None:
                 if len(self.columns) >= SR_COLUMNS_MAX:
-                    raise errors.SignatureError(f"column {path}: a writer has at most {SR_COLUMNS_MAX} columns")
+                    raise errors.SignatureError(
+                        f"column {path}: a writer has at most {SR_COLUMNS_MAX} columns")
                 keep, _ = self.configured.get(path, (self.keep_alive, None))
                 c = Column(path, code, shape, keep, <uint32_t>len(self.columns))
                 self.by_path[path] = c
                 self.columns.append(c)
             elif c.code != code or c.shape != shape:
                 raise errors.SignatureError(
-                    f"column {path} has dtype {dtype_name(dtype_from_code(c.code))} and shape {shape_text(c.shape)}, "
-                    f"but was asked for with {dtype_name(dtype_from_code(code))} {shape_text(shape)}")
+                    f"column {path} has dtype {dtype_name(dtype_from_code(c.code))} and shape "
+                    f"{shape_text(c.shape)}, "
+                    f"but was asked for with {dtype_name(dtype_from_code(code))} "
+                    f"{shape_text(shape)}")
             return c.number
         finally:
             self.leave()
@@ -940,7 +1028,8 @@ cdef class WriterCore:
     # -------------------------------------------------------------- items
 
     def create_item(self, table, priority, trajectory):
-        """Make an item of references into the history and insert it; never blocks on the rate limiter.
+        """Make an item of references into the history and insert it; never blocks on the rate
+        limiter.
 
         Args:
             table: Name of the table.
@@ -948,13 +1037,14 @@ cdef class WriterCore:
             trajectory: Nested structure of `TrajectoryColumn` (slices of `history`).
 
         Returns:
-            The item's key, or None where the limiter holds it back: it then waits, in order, in the writer's window.
+            The item's key, or None where the limiter holds it back: it then waits, in order, in the
+            writer's window.
 
         Raises:
-            TableNotFoundError, PriorityError, SignatureError, InvalidArgumentError, ArgumentTypeError: Nothing is changed.
+            TableNotFoundError, PriorityError, SignatureError, InvalidArgumentError,
+                ArgumentTypeError: Nothing is changed.
             ArenaFullError: No memory for the item. Nothing is changed.
         """
-        cdef double p
         cdef sr_item item
         cdef uint32_t position = SR_NONE
         cdef uint64_t key = 0
@@ -963,14 +1053,7 @@ cdef class WriterCore:
         if number is None:
             raise table_not_found(table, self.tables)
         cdef uint32_t t = number
-        try:
-            p = priority
-        except TypeError:
-            raise errors.ArgumentTypeError(f"priority must be a number, got {type(priority).__name__}: {priority!r}") from None
-        except OverflowError:
-            raise errors.PriorityError(f"Priority must fit a float64. Table {table!r} was given an int beyond that.") from None
-        if not sr_priority_ok(&self.session.store.st, t, p):
-            raise bad_priority(table, p)
+        cdef double p = self.checked_priority(t, table, priority)
         if self.pending:
             self.make_room(table)
         cdef list leaves = []
@@ -985,7 +1068,8 @@ cdef class WriterCore:
             foreign = []
         try:
             if foreign is not None:
-                leaves = [self.freeze(<TrajectoryColumn>x, i, foreign) for i, x in enumerate(leaves)]
+                leaves = [
+                    self.freeze(<TrajectoryColumn>x, i, foreign) for i, x in enumerate(leaves)]
             self.enter()
             try:
                 self.identify(plan, t, table, trajectory, leaves)
@@ -1005,10 +1089,28 @@ cdef class WriterCore:
         self.window_grew()
         return None
 
-    cdef int insert_plain(self, ItemPlan plan, uint32_t t, dict trajectory, double priority, uint64_t *key) except -100:
-        """The common item: a flat dict as last time, the same whole rows of one block in every column.
+    cdef double checked_priority(self, uint32_t t, str table, object priority) except? -1.0:
+        cdef double p
+        try:
+            p = priority
+        except TypeError:
+            raise errors.ArgumentTypeError(
+                f"priority must be a number, got {type(priority).__name__}: {priority!r}") from None
+        except OverflowError:
+            raise errors.PriorityError(
+                f"Priority must fit a float64. Table {table!r} was given an int beyond "
+                "that.") from None
+        if not sr_priority_ok(&self.session.store.st, t, p):
+            raise bad_priority(table, p)
+        return p
 
-        SR_OK if it is in the table; SR_WOULD_BLOCK if it is not such an item, or the limiter holds it back: nothing was done.
+    cdef int insert_plain(self, ItemPlan plan, uint32_t t, dict trajectory, double priority,
+                          uint64_t *key) except -100:
+        """The common item: a flat dict as last time, the same whole rows of one block in every
+        column.
+
+        SR_OK if it is in the table; SR_WOULD_BLOCK if it is not such an item, or the limiter holds
+        it back: nothing was done.
         """
         cdef Node node = plan.node
         cdef uint32_t i, n = plan.n, done = 0, seq = 0
@@ -1019,7 +1121,8 @@ cdef class WriterCore:
         cdef cell *y
         cdef sr_item item
         cdef int rc
-        if not plan.flat or not plan.known or plan.table != <int32_t>t or PyDict_Size(trajectory) != <Py_ssize_t>n:
+        if (not plan.flat or not plan.known or plan.table != <int32_t>t
+                or PyDict_Size(trajectory) != <Py_ssize_t>n):
             return SR_WOULD_BLOCK
         self.enter()
         try:
@@ -1028,20 +1131,23 @@ cdef class WriterCore:
                 if found == NULL or type(<object>found) is not TrajectoryColumn:
                     return SR_WOULD_BLOCK
                 c = <TrajectoryColumn><object>found
-                if (c.writer is not self or c.n == 0 or c.values != NULL or (c.stride != 1 and c.n != 1)
-                        or plan.signature_key[i] != (<uint64_t>c.column.number << 1 | <uint64_t>c.squeeze)
+                if (c.writer is not self or c.n == 0 or c.values != NULL
+                        or (c.stride != 1 and c.n != 1)
+                        or plan.signature_key[i] != signature_key(c)
                         or not c.column.alive(c.first) or not c.column.alive(c.first + c.n - 1)):
                     return SR_WOULD_BLOCK
-                if plan.lengths is not None and plan.lengths[i] is not None and not c.squeeze and plan.lengths[i] != c.n:
+                if (plan.lengths is not None and plan.lengths[i] is not None and not c.squeeze
+                        and plan.lengths[i] != c.n):
                     return SR_WOULD_BLOCK
                 x = &c.column.ring[c.first & c.column.mask]
                 y = &c.column.ring[(c.first + c.n - 1) & c.column.mask]
                 if i == 0:
                     first = x
-                    item.row_count = <uint32_t>c.n | (SR_COL_SQUEEZED if c.squeeze else 0)
-                if (x.block != first.block or x.row != first.row or x.col != i or y.block != x.block or y.col != i
+                    item.row_count = row_count(c)
+                if (x.block != first.block or x.row != first.row or x.col != i
+                        or y.block != x.block or y.col != i
                         or <int64_t>y.row - <int64_t>x.row != c.n - 1
-                        or item.row_count != (<uint32_t>c.n | (SR_COL_SQUEEZED if c.squeeze else 0))):
+                        or item.row_count != row_count(c)):
                     return SR_WOULD_BLOCK
             if n == 0 or sr_block_columns(&self.session.store.st, first.block) != n:
                 return SR_WOULD_BLOCK
@@ -1077,7 +1183,10 @@ cdef class WriterCore:
         self.identify(plan, t, table, trajectory, leaves)
 
     def insert_now(self, uint32_t t, str table, double priority, trajectory, timeout, describe):
-        """Insert an item, waiting as the limiter demands. The writer is the caller's alone. Gives the key."""
+        """Insert an item, waiting as the limiter demands.
+
+        The writer is the caller's alone. Gives the key.
+        """
         cdef list leaves = []
         cdef ItemPlan plan = self.match_plan(trajectory, leaves)
         cdef sr_item item
@@ -1093,7 +1202,8 @@ cdef class WriterCore:
             rc = self.refer_and_insert(t, leaves, &item, &position, &key, True)
             if rc == SR_WOULD_BLOCK:
                 try:
-                    self.session.insert_items(t, &item, 1, &key, 0, timeout, deadline_of(timeout), describe)
+                    self.session.insert_items(
+                        t, &item, 1, &key, 0, timeout, deadline_of(timeout), describe)
                 finally:
                     self.drop_position(position)
             elif rc != SR_OK:
@@ -1120,7 +1230,8 @@ cdef class WriterCore:
         cdef Pending w = Pending.__new__(Pending)
         cdef int rc
         if position == SR_NONE:
-            # Whole rows of a block: the item needs a hold of its own, since the window of the history moves on.
+            # Whole rows of a block: the item needs a hold of its own, since the window of the
+            # history moves on.
             rc = sr_ledger_reserve(&self.session.ses, 1)
             if rc == SR_OK:
                 rc = sr_hold(&self.session.ses, item.ref, &position)
@@ -1133,7 +1244,10 @@ cdef class WriterCore:
         return 0
 
     def insert_pending(self):
-        """Insert what the limiter lets in now, in order. None if nothing waits any more, else (table, futex sequence)."""
+        """Insert what the limiter lets in now, in order.
+
+        None if nothing waits any more, else (table, futex sequence).
+        """
         cdef Pending w
         cdef uint64_t key = 0
         cdef uint32_t done = 0, seq = 0
@@ -1173,7 +1287,8 @@ cdef class WriterCore:
         cdef ItemPlan plan = ItemPlan.__new__(ItemPlan)
         leaves.extend(flatten(trajectory))
         if len(leaves) > SR_COLUMNS_MAX:
-            raise errors.InvalidArgumentError(f"a trajectory of {len(leaves)} columns; at most {SR_COLUMNS_MAX}")
+            raise errors.InvalidArgumentError(
+                f"a trajectory of {len(leaves)} columns; at most {SR_COLUMNS_MAX}")
         plan.n = <uint32_t>len(leaves)
         plan.node = compile_node(trajectory)
         plan.table = -1
@@ -1194,7 +1309,8 @@ cdef class WriterCore:
         for i, leaf in enumerate(leaves):
             if type(leaf) is not TrajectoryColumn:
                 raise errors.ArgumentTypeError(
-                    f"leaf {i} of the trajectory is a {type(leaf).__name__}; every leaf must be a TrajectoryColumn, "
+                    f"leaf {i} of the trajectory is a {type(leaf).__name__}; every leaf must be a "
+                    "TrajectoryColumn, "
                     "that is a slice of writer.history")
             c = <TrajectoryColumn>leaf
             if c.n == 0:
@@ -1205,10 +1321,12 @@ cdef class WriterCore:
             raise errors.InvalidArgumentError("trajectory must not be empty.")
         if n_empty:
             bad = [(<TrajectoryColumn>x).column.path for x in leaves if len(x) == 0]
-            raise errors.InvalidArgumentError(f"columns {bad} of the trajectory are empty; each must refer to a step at least")
+            raise errors.InvalidArgumentError(
+                f"columns {bad} of the trajectory are empty; each must refer to a step at least")
         return foreign
 
-    cdef int identify(self, ItemPlan plan, uint32_t t, str table, object trajectory, list leaves) except -1:
+    cdef int identify(self, ItemPlan plan, uint32_t t, str table, object trajectory,
+                      list leaves) except -1:
         """Schema and signature check, both remembered for the next item of the same make."""
         cdef TrajectoryColumn c
         cdef uint32_t i
@@ -1216,44 +1334,48 @@ cdef class WriterCore:
         cdef bint same = plan.known
         for i in range(plan.n):
             c = <TrajectoryColumn>leaves[i]
-            key = <uint64_t>c.column.number << 1 | <uint64_t>c.squeeze
+            key = signature_key(c)
             if key != plan.signature_key[i] or c.column.number == FOREIGN:
                 same = False
                 plan.signature_key[i] = key
         if not same:
             # Known again only when the new structure has its number: the call may fail.
             plan.known = False
-            plan.schema = self.schema_for(trajectory, [
-                ((<TrajectoryColumn>x).column.code, (<TrajectoryColumn>x).column.shape, (<TrajectoryColumn>x).squeeze)
-                for x in leaves])
-            plan.known = True
             plan.table = -1
+            check_alive(leaves)
         if plan.table != <int32_t>t:
-            plan.lengths = self.check_signature(t, table, trajectory, [
-                ((<TrajectoryColumn>x).column.code, (<TrajectoryColumn>x).shape, (<TrajectoryColumn>x).squeeze) for x in leaves])
+            plan.lengths = self.check_signature(t, table, trajectory, leaf_types(leaves, True))
             plan.table = <int32_t>t
         if plan.lengths is not None:
             for i in range(plan.n):
                 c = <TrajectoryColumn>leaves[i]
                 if plan.lengths[i] is not None and not c.squeeze and plan.lengths[i] != c.n:
                     plan.table = -1
-                    self.check_signature(t, table, trajectory, [
-                        ((<TrajectoryColumn>x).column.code, (<TrajectoryColumn>x).shape, (<TrajectoryColumn>x).squeeze)
-                        for x in leaves])
+                    self.check_signature(t, table, trajectory, leaf_types(leaves, True))
+        if not plan.known:
+            # Last: what is refused leaves nothing in the store.
+            plan.schema = self.schema_for(trajectory, leaf_types(leaves, False))
+            plan.known = True
         return 0
 
     def schema_for(self, trajectory, leaves):
-        """Number of the structure in the store. Leaves are (dtype code, shape of a value, squeezed)."""
+        """Number of the structure in the store.
+
+        Leaves are (dtype code, shape of a value, squeezed).
+        """
         raise errors.ReverbError("a writer needs schema_for")
 
     def check_signature(self, table_number, table, trajectory, leaves):
         """Check against the table's signature; gives the leading dimensions it demands, or None."""
         return None
 
-    cdef int refer_and_insert(self, uint32_t t, list leaves, sr_item *item, uint32_t *position, uint64_t *key, bint now) except? -100:
-        """Describe the rows: as whole rows of one block if they are that, else as a trajectory record of its own; then insert.
+    cdef int refer_and_insert(self, uint32_t t, list leaves, sr_item *item, uint32_t *position,
+                              uint64_t *key, bint now) except? -100:
+        """Describe the rows: as whole rows of one block if they are that, else as a trajectory
+        record of its own; then insert.
 
-        Gives the core's status. On SR_WOULD_BLOCK (or with now=False) the record is held at `position` (SR_NONE: none).
+        Gives the core's status. On SR_WOULD_BLOCK (or with now=False) the record is held at
+        `position` (SR_NONE: none).
         """
         cdef uint32_t first_run[SR_COLUMNS_MAX + 1]
         cdef uint32_t flags[SR_COLUMNS_MAX]
@@ -1280,7 +1402,8 @@ cdef class WriterCore:
             item.row_start = item.row_count = 0
             if n_runs > RUNS_MAX:
                 raise errors.InvalidArgumentError(
-                    f"the trajectory falls into {n_runs} separate runs of steps; at most {RUNS_MAX} fit one item")
+                    f"the trajectory falls into {n_runs} separate runs of steps; at most "
+                    f"{RUNS_MAX} fit one item")
             if whole_rows(n, n_runs, flags, runs, &self.session.store.st):
                 item.ref = SR_REF(runs[0].block, SR_KIND_BLOCK)
                 item.row_start = runs[0].start
@@ -1303,7 +1426,9 @@ cdef class WriterCore:
     # -------------------------------------------------------------- references from another writer
 
     cdef TrajectoryColumn freeze(self, TrajectoryColumn c, number, list held):
-        """A column of another writer as a copy of its references, whose blocks that writer's session holds until drop_foreign."""
+        """A column of another writer as a copy of its references, whose blocks that writer's
+        session holds until drop_foreign.
+        """
         cdef TrajectoryColumn t
         cdef Column copy
         cdef Py_ssize_t i
@@ -1314,7 +1439,8 @@ cdef class WriterCore:
         if c.writer is self:
             return c
         if c.writer.session.store is not self.session.store:
-            raise errors.InvalidArgumentError(f"column {c.column.path} belongs to a writer of another store")
+            raise errors.InvalidArgumentError(
+                f"column {c.column.path} belongs to a writer of another store")
         copy = Column(c.column.path, c.column.code, c.column.shape, c.n, FOREIGN)
         c.writer.enter()
         try:
@@ -1360,7 +1486,8 @@ cdef class WriterCore:
         self.enter()
         try:
             if self.in_place:
-                raise errors.WriterStateError("a step is being written in place; leave its `with next_step()` block first")
+                raise errors.WriterStateError(
+                    "a step is being written in place; leave its `with next_step()` block first")
             if self.step_open:
                 # The step is left as it is: what was given of it counts as a step.
                 self.close_step()
@@ -1385,7 +1512,8 @@ cdef class WriterCore:
         self.enter()
         try:
             if self.in_place:
-                raise errors.WriterStateError("a step is being written in place; leave its `with next_step()` block first")
+                raise errors.WriterStateError(
+                    "a step is being written in place; leave its `with next_step()` block first")
             c = self.by_path.get(path)
             if c is not None:
                 for g in self.groups.values():
@@ -1410,7 +1538,8 @@ cdef class WriterCore:
         """Drop everything and close. Gives the number of items that were held back and are lost."""
         cdef int lost
         if self.session.store.fork_count != _fork_count:
-            self.session.close()  # gives up what this process has of it, without the lock: see enter()
+            # Gives up what this process has of it, without the lock: see enter().
+            self.session.close()
             return 0
         with nogil:
             PyThread_acquire_lock(self.lock, 1)
@@ -1420,7 +1549,8 @@ cdef class WriterCore:
         if self.in_place:
             # Its arrays lie in memory that would go to others.
             PyThread_release_lock(self.lock)
-            raise errors.WriterStateError("a step is being written in place; leave its `with next_step()` block first")
+            raise errors.WriterStateError(
+                "a step is being written in place; leave its `with next_step()` block first")
         lost = len(self.pending)
         self.pending.clear()
         self.closed = True
@@ -1445,13 +1575,16 @@ cdef int drop_foreign(list held) except -1:
 # ------------------------------------------------------------------ leaves
 
 cdef inline const void *plain_leaf(Column c, PyObject *leaf, char *scratch) noexcept:
-    """Where the leaf's bytes are, if it is exactly what the column holds and needs no conversion; else NULL."""
+    """Where the leaf's bytes are, if it is exactly what the column holds and needs no conversion;
+    else NULL.
+    """
     cdef type kind = type(<object>leaf)
     cdef sr_array_head *a
     cdef int i
     if kind is array_type:
         a = <sr_array_head *>leaf
-        if not arrays_readable or a.descr != <PyObject *>c.dtype or a.nd != c.ndim or not a.flags & ARRAY_C_CONTIGUOUS:
+        if (not arrays_readable or a.descr != <PyObject *>c.dtype or a.nd != c.ndim
+                or not a.flags & ARRAY_C_CONTIGUOUS):
             return NULL
         for i in range(c.ndim):
             if a.dimensions[i] != c.dims[i]:
@@ -1471,7 +1604,10 @@ cdef inline const void *plain_leaf(Column c, PyObject *leaf, char *scratch) noex
 
 
 cdef const void *take_leaf(Column c, object leaf, Py_buffer *buf, char *scratch) except NULL:
-    """Where the leaf's bytes are, checked against the column. May fill buf, which the caller releases, or scratch."""
+    """Where the leaf's bytes are, checked against the column.
+
+    May fill buf, which the caller releases, or scratch.
+    """
     cdef type kind = type(leaf)
     cdef const void *plain = plain_leaf(c, <PyObject *>leaf, scratch)
     if plain != NULL:
@@ -1481,14 +1617,16 @@ cdef const void *take_leaf(Column c, object leaf, Py_buffer *buf, char *scratch)
             (<int64_t *>scratch)[0] = leaf
         except OverflowError:
             raise errors.SignatureError(
-                f"Tensor of wrong dtype provided for column {c.path}. Got {leaf} which does not fit int64.") from None
+                f"Tensor of wrong dtype provided for column {c.path}. Got {leaf} which "
+                "does not fit int64.") from None
         return scratch
     if not PyObject_CheckBuffer(leaf) or kind is bytes or kind is bytearray:
         leaf = as_array(leaf, c.path)
     try:
         PyObject_GetBuffer(leaf, buf, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
     except (ValueError, BufferError):
-        # Not contiguous, or a type that has no buffer form: as_array copies the one and refuses the other.
+        # Not contiguous, or a type that has no buffer form: as_array copies the one and refuses the
+        # other.
         leaf = as_array(leaf, c.path)
         PyObject_GetBuffer(leaf, buf, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
     if dtype_code_of(buf) == 0:
@@ -1505,7 +1643,8 @@ cdef const void *check_leaf(Column c, object leaf, Py_buffer *buf) except NULL:
     if dtype_code_of(buf) != c.code:
         array = as_array(leaf, c.path)
         raise errors.SignatureError(
-            f"Tensor of wrong dtype provided for column {c.path}. Got {dtype_name(array.dtype)} but expected "
+            f"Tensor of wrong dtype provided for column {c.path}. Got {dtype_name(array.dtype)} "
+            "but expected "
             f"{dtype_name(dtype_from_code(c.code))}.")
     if fits:
         for i in range(c.ndim):
@@ -1514,12 +1653,25 @@ cdef const void *check_leaf(Column c, object leaf, Py_buffer *buf) except NULL:
     if not fits:
         given = tuple([buf.shape[i] for i in range(buf.ndim)])
         raise errors.SignatureError(
-            f"Tensor of incompatible shape provided for column {c.path}. Got {shape_text(given)} which is incompatible with "
+            f"Tensor of incompatible shape provided for column {c.path}. Got {shape_text(given)} "
+            "which is incompatible with "
             f"{shape_text(c.shape)}.")
     return buf.buf if buf.buf != NULL else <const void *>c.dims
 
 
 # ------------------------------------------------------------------ runs
+
+cdef int check_alive(list leaves) except -1:
+    """Refuse columns with values that are not reachable any more."""
+    cdef TrajectoryColumn c
+    cdef Py_ssize_t i
+    for number, x in enumerate(leaves):
+        c = <TrajectoryColumn>x
+        for i in range(c.n):
+            if not c.column.alive(c.value(i)):
+                raise errors_expired(c.column.path, number)
+    return 0
+
 
 cdef uint32_t find_runs(TrajectoryColumn c, uint32_t number, sr_run *runs) except? 0xffffffff:
     """Rows of a column as runs of equal stride within a block. Gives their number."""
@@ -1553,13 +1705,17 @@ cdef uint32_t find_runs(TrajectoryColumn c, uint32_t number, sr_run *runs) excep
     return n
 
 
-cdef bint whole_rows(uint32_t n, uint32_t n_runs, uint32_t *flags, sr_run *runs, sr_store *st) noexcept:
-    """Are these columns exactly all the columns of one block, in order, over the same consecutive rows?"""
+cdef bint whole_rows(uint32_t n, uint32_t n_runs, uint32_t *flags, sr_run *runs,
+                     sr_store *st) noexcept:
+    """Are these columns exactly all the columns of one block, in order, over the same consecutive
+    rows?
+    """
     cdef uint32_t i
     if n_runs != n:
         return False
     for i in range(n):
-        if (runs[i].block != runs[0].block or runs[i].start != runs[0].start or runs[i].count != runs[0].count
-                or runs[i].stride != 1 or runs[i].col != i or flags[i] != flags[0]):
+        if (runs[i].block != runs[0].block or runs[i].start != runs[0].start
+                or runs[i].count != runs[0].count or runs[i].stride != 1 or runs[i].col != i
+                or flags[i] != flags[0]):
             return False
     return sr_block_columns(st, runs[0].block) == n

@@ -1,6 +1,4 @@
 /* arena.c: allocating and freeing. How the memory gets there: commit.c. */
-#include "arena.h"
-
 #include "arena_chunks.h"
 #include "lock.h"
 

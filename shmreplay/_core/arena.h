@@ -16,6 +16,12 @@
  * again by the next. */
 int sr_commit(sr_store *st, uint64_t off, uint64_t bytes, uint64_t charge);
 
+/* Take free memory at the ends of the arenas away from them, at least `bytes` if there is so much,
+ * and give it back to the file system and to the capacity: for slots and selectors, which cannot
+ * lie in an arena. Returns the bytes given back. Lock state: takes arena locks, one at a time.
+ * Crash: inside an arena's lock. */
+uint64_t sr_give_back(sr_store *st, uint64_t bytes);
+
 /* Populate the pages of this process's mapping (MADV_POPULATE_WRITE), ignoring kernels that
  * cannot. */
 void sr_populate(sr_store *st, uint64_t off, uint64_t bytes);

@@ -35,7 +35,8 @@ static inline uint64_t flags_get(const sr_chunk *c) {
 static inline void flags_set(sr_chunk *c, uint64_t v) {
     __atomic_store_n(&c->size_flags, v, __ATOMIC_RELAXED);
 }
-/* SYNC POINT: the same for the end of the committed range; it only grows. */
+/* SYNC POINT: the same for the end of the committed range; it never falls below a chunk that is
+ * held. */
 static inline uint64_t committed_end(const sr_arena *a) {
     return __atomic_load_n(&a->committed_end, __ATOMIC_RELAXED);
 }

@@ -147,6 +147,7 @@ static int commit_ahead(sr_store *st, sr_arena *a) {
     int rc = sr_lock(st, &a->lock);
     if (rc != SR_OK) return rc;
     uint64_t from = committed_end(a), bytes = ahead_bytes(st, a);
+    uint32_t n_cuts = a->n_cuts;
     sr_unlock(&a->lock);
     if (bytes == 0) return 0;
     /* Not charged yet. Crash window: dying here leaves pages that nobody counts and that the next
@@ -158,18 +159,57 @@ static int commit_ahead(sr_store *st, sr_arena *a) {
     rc = sr_lock(st, &a->lock);
     if (rc != SR_OK) return rc;
     /* An allocation may have grown the arena meanwhile, into the pages that we just committed: the
-     * rest is still good. Where the capacity went elsewhere the pages stay, uncounted, for the
-     * arena's next growth: giving them back could take them from under another committer. */
+     * rest is still good. Where the capacity went elsewhere, or the arena was cut and the pages
+     * perhaps with it, they stay, uncounted, for the arena's next growth: giving them back could
+     * take them from under another committer. */
     uint64_t end = committed_end(a), left = from + bytes - end;
+    int good = a->n_cuts == n_cuts && end >= from && end < from + bytes;
     int added = 0;
     if (tail_bytes(st, a) == UINT64_MAX) {
         added = SR_CORRUPT;
-    } else if (end >= from && end < from + bytes && charge_capacity(st->hdr, left) == SR_OK) {
+    } else if (good && charge_capacity(st->hdr, left) == SR_OK) {
         add_extent(st, a, left);
         added = 1;
     }
     sr_unlock(&a->lock);
     return added;
+}
+
+/* ------------------------------------------------------------------ giving back */
+
+/* Take whole pages of the free chunk before the end marker out of the allocator, `bytes` or what
+ * there is. Under the lock. */
+static uint64_t cut_tail(sr_store *st, sr_arena *a, uint64_t bytes) {
+    uint64_t tail = tail_bytes(st, a), end = committed_end(a);
+    if (tail == UINT64_MAX || tail < SR_PAGE) return 0;
+    uint64_t cut = sr_align(bytes, SR_PAGE), most = tail & ~(uint64_t)(SR_PAGE - 1);
+    if (cut > most) cut = most;
+    uint64_t c = end - SR_CHUNK_HEAD - tail;
+    list_remove(st, a, c, tail);
+    a->free_bytes -= cut;
+    flags_set(chunk_at(st, end - cut - SR_CHUNK_HEAD), (uint64_t)SR_KIND_END << KIND_SHIFT);
+    __atomic_store_n(&a->committed_end, end - cut, __ATOMIC_RELAXED);
+    if (tail > cut) list_add(st, a, c, tail - cut);
+    a->n_cuts++;
+    return cut;
+}
+
+uint64_t sr_give_back(sr_store *st, uint64_t bytes) {
+    uint64_t given = 0;
+    for (uint32_t i = 0; i < st->hdr->n_arenas && given < bytes; i++) {
+        sr_arena *a = &arenas(st)[i];
+        if (sr_lock(st, &a->lock) != SR_OK) continue; /* it has nothing that could be trusted */
+        uint64_t cut = cut_tail(st, a, bytes - given);
+        if (cut > 0 && fallocate(st->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                 (off_t)committed_end(a), (off_t)cut) != 0) {
+            add_extent(st, a, cut);
+            cut = 0;
+        }
+        atomic_fetch_sub_explicit(&st->hdr->committed_bytes, cut, memory_order_relaxed);
+        sr_unlock(&a->lock);
+        given += cut;
+    }
+    return given;
 }
 
 int sr_commit_ahead(sr_store *st) {

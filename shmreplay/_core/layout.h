@@ -64,7 +64,7 @@ typedef struct {
     _Atomic uint32_t commit_seq;      /* futex word: an arena runs low, the committer should look */
     _Atomic uint32_t commit_waiters;
     _Atomic uint32_t n_schemas;       /* published entries of the schema array */
-    _Atomic uint32_t opened[4];       /* sessions opened so far, by kind: spreads them over stripes */
+    _Atomic uint32_t opened[4];       /* sessions so far, by kind: spreads them over stripes */
     char _pad1[SR_LINE];
     sr_mutex schema_lock; /* appending to the schema array */
 } sr_header;
@@ -136,7 +136,7 @@ typedef struct {
     uint64_t n_allocs;
     uint64_t fl_bitmap;
     uint32_t sl_bitmap[SR_FL_COUNT];
-    uint32_t _pad0;
+    uint32_t n_cuts; /* how often committed_end was moved back: whoever commits ahead looks */
     uint64_t head[SR_FL_COUNT][SR_SL_COUNT]; /* offset of the first free chunk of the class */
 } __attribute__((aligned(64))) sr_arena;
 _Static_assert(sizeof(sr_arena) % SR_LINE == 0, "arenas do not share cache lines");
@@ -288,22 +288,26 @@ typedef struct {
 } __attribute__((aligned(64))) sr_stripe;
 
 typedef struct {
-    sr_mutex limiter_lock; /* protects from here to epoch */
-    double samples_per_insert, min_diff, max_diff;
-    int64_t min_size_to_sample;
+    sr_mutex limiter_lock; /* protects the counters, `rng` and `*_wanted` */
+    /* One cache line: all that changes with an insert. */
     int64_t inserts, samples, deletes;
     int64_t pending;  /* inserts allowed and on their way: samplers do not see them yet */
     int64_t pending_samples; /* samples allowed and on their way: inserters do not see them yet */
     uint64_t rng;     /* splitmix64 counter: each operation that draws takes one number */
+    _Atomic uint64_t next_seq; /* insertion numbers; taken under a stripe lock */
+    uint32_t sample_wanted, insert_wanted; /* somebody was refused since the word last changed */
+    /* Constant, the epoch aside. */
+    double samples_per_insert, min_diff, max_diff;
+    int64_t min_size_to_sample;
     _Atomic uint64_t epoch; /* changed by reset, which holds all locks of the table */
-    char _pad0[SR_LINE - 16];
-    /* Futex: something was inserted, or reset, or closed. */
+    uint32_t insert_free;   /* 1: max_diff is infinite, no insert is ever refused */
+    char _pad0[SR_LINE - 44];
+    /* futex: something was inserted, or reset, or closed */
     _Atomic uint32_t sample_seq, sample_waiters;
     char _pad1[SR_LINE - 8];
     /* Futex: something was sampled or deleted, or reset, or closed. */
     _Atomic uint32_t insert_seq, insert_waiters;
     char _pad2[SR_LINE - 8];
-    _Atomic uint64_t next_seq; /* insertion numbers; taken under a stripe lock */
     _Atomic int64_t num_episodes, num_deleted_episodes, num_unique_samples;
     _Atomic uint64_t missed_updates;
     _Atomic uint32_t poisoned; /* enum of reasons; non-zero: every call is refused */

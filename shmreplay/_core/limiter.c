@@ -5,6 +5,8 @@
 #include "lock.h"
 #include "table.h"
 
+#define WAKE_MAX 0x7fffffffull
+
 /* CanInsert(n) and CanSample(n) as Reverb defines them (Cassirer et al. 2021, section 3.4;
  * boundaries inclusive). */
 static int can_insert(const sr_table *t, int64_t n) {
@@ -55,22 +57,40 @@ uint64_t sr_limiter_sample_budget(const sr_table *t, uint64_t want) {
     return largest(t, can_sample, guess, want);
 }
 
-/* Wake as many waiters as may go now. Called after the limiter was released, with budgets taken
- * under it: the word is changed whenever the answer may have become yes, so that nobody sleeps
- * on an old one. */
-static void notify(sr_table *t, uint64_t insert_budget, uint64_t sample_budget) {
-    if (insert_budget > 0) {
-        sr_futex_wake(&t->insert_seq, &t->insert_waiters, (uint32_t)insert_budget);
+/* Who is to be woken: as many as may go now. Taken under the limiter, acted upon after it.
+ * SYNC POINT: whoever is refused sets `*_wanted` and reads the word under the limiter, before it
+ * sleeps on that word; so a change of the counters that comes after sees either the mark or the
+ * sleeper's count, and changes the word. With neither, nobody needs to know. */
+typedef struct {
+    uint64_t inserts, samples;
+} wake;
+
+static wake whom_to_wake(sr_table *t, int maybe_inserts, int maybe_samples) {
+    wake w = {0, 0};
+    if (maybe_inserts && (t->insert_wanted || atomic_load(&t->insert_waiters) > 0)) {
+        w.inserts = sr_limiter_insert_budget(t, WAKE_MAX);
+        if (w.inserts > 0) t->insert_wanted = 0;
     }
-    if (sample_budget > 0) {
-        sr_futex_wake(&t->sample_seq, &t->sample_waiters, (uint32_t)sample_budget);
+    if (maybe_samples && (t->sample_wanted || atomic_load(&t->sample_waiters) > 0)) {
+        w.samples = sr_limiter_sample_budget(t, WAKE_MAX);
+        if (w.samples > 0) t->sample_wanted = 0;
     }
+    return w;
 }
 
-#define WAKE_MAX 0x7fffffffull
+static void notify(sr_table *t, wake w) {
+    if (w.inserts > 0) sr_futex_wake(&t->insert_seq, &t->insert_waiters, (uint32_t)w.inserts);
+    if (w.samples > 0) sr_futex_wake(&t->sample_seq, &t->sample_waiters, (uint32_t)w.samples);
+}
 
 int sr_limiter_reserve_insert(sr_ses *ses, uint32_t table, uint64_t want, sr_grant *g) {
     sr_table *t = sr_table_at(ses->st, table);
+    g->reserved = !t->insert_free || (want > 1 && !sr_remover_keeps_order(t));
+    if (!g->reserved) {
+        g->granted = want;
+        g->epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
+        return SR_OK;
+    }
     int rc = sr_lock(ses->st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
     g->size = t->inserts + t->pending - t->deletes;
@@ -79,6 +99,7 @@ int sr_limiter_reserve_insert(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
         want = g->size < t->max_size ? (uint64_t)(t->max_size - g->size) : 1;
     }
     g->granted = sr_limiter_insert_budget(t, want);
+    if (g->granted == 0) t->insert_wanted = 1;
     g->epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
     g->seq = atomic_load_explicit(&t->insert_seq, memory_order_relaxed);
     t->pending += (int64_t)g->granted;
@@ -95,8 +116,10 @@ int sr_limiter_settle_insert(sr_ses *ses, uint32_t table, sr_grant *g, uint64_t 
     int rc = sr_lock(ses->st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
     uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
-    if (g->epoch == epoch) t->pending -= (int64_t)g->granted;
-    ses->shared->reserved_inserts = 0;
+    if (g->reserved) {
+        if (g->epoch == epoch) t->pending -= (int64_t)g->granted;
+        ses->shared->reserved_inserts = 0;
+    }
     if (place_epoch == epoch) {
         t->inserts += (int64_t)placed;
         int64_t over = t->inserts - t->deletes - t->max_size;
@@ -107,11 +130,9 @@ int sr_limiter_settle_insert(sr_ses *ses, uint32_t table, sr_grant *g, uint64_t 
     }
     g->epoch = epoch;
     if (*evict > 0 && sr_remover_draws(t)) g->seed = sr_splitmix64(&t->rng);
-    uint64_t samples = sr_limiter_sample_budget(t, WAKE_MAX);
-    uint64_t inserts =
-        *evict > 0 || placed < g->granted ? sr_limiter_insert_budget(t, WAKE_MAX) : 0;
+    wake w = whom_to_wake(t, *evict > 0 || placed < g->granted, 1);
     sr_unlock(&t->limiter_lock);
-    notify(t, inserts, samples);
+    notify(t, w);
     return SR_OK;
 }
 
@@ -121,6 +142,7 @@ int sr_limiter_reserve_sample(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
     if (rc != SR_OK) return rc;
     g->size = t->inserts - t->deletes;
     g->granted = sr_limiter_sample_budget(t, want);
+    if (g->granted == 0) t->sample_wanted = 1;
     g->epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
     g->seq = atomic_load_explicit(&t->sample_seq, memory_order_relaxed);
     t->pending_samples += (int64_t)g->granted;
@@ -142,12 +164,12 @@ int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uin
         t->deletes += (int64_t)removed;
     }
     ses->shared->reserved_samples = 0;
-    uint64_t inserts = sr_limiter_insert_budget(t, WAKE_MAX);
     /* With nothing drawn there is nothing there for others either; and waking would wake
-     * ourselves, for ever. */
-    uint64_t samples = drawn > 0 && drawn < g->granted ? sr_limiter_sample_budget(t, WAKE_MAX) : 0;
+     * ourselves, for ever. The caller then sleeps on the word that it got with the grant. */
+    if (drawn == 0) t->sample_wanted = 1;
+    wake w = whom_to_wake(t, 1, drawn > 0 && drawn < g->granted);
     sr_unlock(&t->limiter_lock);
-    notify(t, inserts, samples);
+    notify(t, w);
     return SR_OK;
 }
 
@@ -155,15 +177,13 @@ int sr_limiter_settle_delete(sr_store *st, uint32_t table, int64_t delta, uint64
     sr_table *t = sr_table_at(st, table);
     int rc = sr_lock(st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
-    uint64_t inserts = 0;
-    uint64_t samples = 0;
+    wake w = {0, 0};
     if (epoch == atomic_load_explicit(&t->epoch, memory_order_relaxed)) {
         t->deletes += delta;
-        inserts = sr_limiter_insert_budget(t, WAKE_MAX);
-        samples = delta < 0 ? sr_limiter_sample_budget(t, WAKE_MAX) : 0;
+        w = whom_to_wake(t, 1, delta < 0);
     }
     sr_unlock(&t->limiter_lock);
-    notify(t, inserts, samples);
+    notify(t, w);
     return SR_OK;
 }
 

@@ -17,6 +17,7 @@ typedef struct {
     uint64_t seed; /* a number of the table's random stream that nobody else gets */
     int64_t size;  /* inserts - deletes */
     uint32_t seq;  /* futex word to wait on when nothing was granted */
+    int reserved;  /* counted as pending */
 } sr_grant;
 
 /* How many single inserts (samples) in a row are allowed now, at most `want`. Under the limiter. */

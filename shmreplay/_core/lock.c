@@ -20,7 +20,7 @@ int sr_mutex_init(sr_mutex *m) {
 /* Critical sections last tens of nanoseconds, falling asleep and being woken tens of
  * microseconds: try for about two microseconds before sleeping. Longer would only burn time that
  * a preempted owner needs. */
-#define SPINS 24u
+#define SPINS 12u
 
 static inline void spin_pause(uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {

@@ -55,8 +55,10 @@ int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kin
         *out = (sr_ses){.st = st, .shared = s, .number = i};
         s->participant = participant;
         s->kind = kind;
-        /* By turns within a kind: two writers never share a stripe or an arena while another is free. */
-        s->stripe_hint = atomic_fetch_add_explicit(&st->hdr->opened[kind & 3u], 1, memory_order_relaxed);
+        /* By turns within a kind: two writers never share a stripe or an arena while another is
+         * free. */
+        s->stripe_hint =
+            atomic_fetch_add_explicit(&st->hdr->opened[kind & 3u], 1, memory_order_relaxed);
         s->arena = s->stripe_hint % st->hdr->n_arenas;
         s->reserved_inserts = s->reserved_samples = 0;
         s->oldest_pin_ns = 0;

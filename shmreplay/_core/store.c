@@ -1,5 +1,6 @@
 /* Laying a store out, attaching to one, closing it, and what it holds. */
 #include <errno.h>
+#include <float.h>
 
 #include "arena.h"
 #include "ledger.h"
@@ -93,6 +94,7 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
     t->samples_per_insert = cfg->samples_per_insert;
     t->min_diff = cfg->min_diff;
     t->max_diff = cfg->max_diff;
+    t->insert_free = cfg->max_diff >= DBL_MAX;
     t->min_size_to_sample = cfg->min_size_to_sample;
     t->rng = cfg->seed;
     t->sampler_kind = cfg->sampler_kind;

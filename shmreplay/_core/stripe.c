@@ -57,9 +57,12 @@ int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uin
     return SR_OK;
 }
 
-static int grow(sr_store *st, sr_stripe *s) {
+static int grow_once(sr_store *st, sr_stripe *s) {
     uint64_t have = s->slots_committed / sizeof(sr_slot);
-    if (have >= s->slots_max) return SR_FULL;
+    if (have >= s->slots_max) {
+        *sr_last_detail() = (sr_detail){0};
+        return SR_FULL;
+    }
     uint64_t step = have / 8 > GROW_SLOTS_MIN ? sr_align(have / 8, GROW_SLOTS_MIN) : GROW_SLOTS_MIN;
     uint64_t want = have + step < s->slots_max ? have + step : s->slots_max;
     uint64_t bytes = sr_align(want * sizeof(sr_slot), SR_PAGE);
@@ -72,6 +75,15 @@ static int grow(sr_store *st, sr_stripe *s) {
     if (rc != SR_OK) return rc;
     s->slots_committed = bytes;
     return SR_OK;
+}
+
+static int grow(sr_store *st, sr_stripe *s) {
+    int rc = grow_once(st, s);
+    /* The arenas may have all the memory, and no use for it any more. */
+    while ((rc == SR_FULL || rc == SR_NOSPACE) && sr_give_back(st, sr_last_detail()->asked) > 0) {
+        rc = grow_once(st, s);
+    }
+    return rc;
 }
 
 int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot) {

@@ -343,6 +343,7 @@ def test_num_episodes_with_shared_and_separate_episodes(make_client: MakeClient)
             writer.end_episode()
     counts = [info_of(client).num_episodes]
     for key in keys:
+        assert key is not None
         client.mutate_priorities(TABLE, None, [key])
         counts.append(info_of(client).num_episodes)
     assert counts == [2, 2, 1, 0]
@@ -373,6 +374,7 @@ def test_item_that_spans_two_episodes_counts_in_both(make_client: MakeClient) ->
     writer.append({"id": 2})
     key = writer.create_item(TABLE, 1.0, {"id": writer.history["id"][-2:]})
     assert info_of(client).num_episodes == 2
+    assert key is not None
     client.mutate_priorities(TABLE, None, [key])
     assert info_of(client).num_episodes == 0
     assert info_of(client).num_deleted_episodes == 2

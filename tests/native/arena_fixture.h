@@ -1,4 +1,4 @@
-/* arena_fixture.h: a segment with nothing but a header and arenas, for the tests of the allocator. */
+/* arena_fixture.h: a segment with nothing but a header and arenas, for tests of the allocator. */
 #ifndef SR_ARENA_FIXTURE_H
 #define SR_ARENA_FIXTURE_H
 
@@ -26,8 +26,8 @@ sr_detail *sr_last_detail(void) { return &detail; }
 
 /* ---------------------------------------------------------------- a segment */
 
-static inline void store_map(sr_store *st, int fd, uint64_t bytes, uint64_t capacity, uint64_t extent,
-                      uint32_t n_arenas) {
+static inline void store_map(sr_store *st, int fd, uint64_t bytes, uint64_t capacity,
+                             uint64_t extent, uint32_t n_arenas) {
     CHECK(fd >= 0);
     CHECK(ftruncate(fd, (off_t)bytes) == 0);
     CHECK(posix_fallocate(fd, 0, FIXED) == 0);
@@ -60,7 +60,9 @@ static inline void store_close(sr_store *st) {
 static inline sr_arena *arena_at(const sr_store *st, uint32_t i) {
     return (sr_arena *)sr_ptr(st, st->hdr->arenas_off) + i;
 }
-static inline sr_chunk *chunk_of(const sr_store *st, uint64_t off) { return sr_ptr(st, off - HEAD); }
+static inline sr_chunk *chunk_of(const sr_store *st, uint64_t off) {
+    return sr_ptr(st, off - HEAD);
+}
 
 static inline uint64_t alloc_ok(sr_store *st, uint32_t arena, uint64_t bytes) {
     uint64_t off = 0;

@@ -97,6 +97,8 @@ static void test_attach(void) {
         *counts[i] = old;
     }
     CHECK(sr_store_attach(&other) == SR_OK);
+    other.bytes = st.bytes - SR_PAGE;
+    CHECK(sr_store_attach(&other) == SR_CORRUPT);
     other.bytes = 100;
     CHECK(sr_store_attach(&other) == SR_WOULD_BLOCK);
     CHECK(munmap(other.base, st.bytes) == 0);
@@ -259,7 +261,8 @@ static void test_dead_owner(void) {
         held e = episode_make(&second, 1), b = block_make(&second, 0, 1, e);
         sr_item item = row_item(b, 0, 1);
         uint32_t done, seq;
-        CHECK(sr_insert(&second, 0, 1, &item, &key, &done, &seq) == SR_CORRUPT && done == 0);
+        CHECK(sr_insert(&second, 0, 1, &item, &key, &done, &seq) == SR_CORRUPT);
+        CHECK(done == 0 || sr_contains(&second, 0, key) == 1); /* what it says is true */
         CHECK(sr_insert(&second, 1, 1, &item, &key, &done, &seq) == SR_OK); /* the other table */
         CHECK(sr_check(&st, 1, why, sizeof why) == SR_OK);
         CHECK(sr_session_close(&ses) == SR_OK && sr_session_close(&second) == SR_OK);

@@ -132,6 +132,7 @@ static void test_limiters(void) {
     test_limiter(striped, 2.5, 4, 7, 13);
     test_limiter(plain, 0.25, 2, 0.5 - 0.75, 0.5 + 0.75);
     test_limiter(plain, 0.1, 5, 0.5 - 1.1, 0.5 + 1.1); /* 0.1 is not exact */
+    test_limiter(plain, 2, 6, 0, 5); /* the first six come in whatever the difference */
     test_limiter(queue, 1, 1, 0, 4);
     test_limiter(stack, 1, 1, 0, 4);
 }

@@ -102,7 +102,7 @@ static void *work(void *arg) {
         if (what < 4) insert_something(w, &ses);
         else if (what < 8) sample_something(w, &ses, &p);
         else change_something(w, &ses, &p);
-        if (w->number == 0 && round % 300 == 299) CHECK(sr_reset(&ses, 0) == SR_OK);
+        if (w->number == 0 && round % 15 == 14) CHECK(sr_reset(&ses, 0) == SR_OK);
         if (w->number == 1 && round % 20 == 0) check_store(w->st);
     }
     for (; p.n > 0; p.n--) {

@@ -50,7 +50,9 @@ def write(conn: Connection, address: str, writer: int, count: int) -> None:
                 for id_ in ids:
                     trajectories.append({"id": np.int64(id_)})
                     last = {"id": trajectories.history["id"][-1]}
-                    keys.append(int(trajectories.create_item(TABLE, 1.0, last)))
+                    key = trajectories.create_item(TABLE, 1.0, last)
+                    assert key is not None
+                    keys.append(key)
     conn.send(keys)
 
 

@@ -1,0 +1,61 @@
+"""Every code block of the README runs, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+PYTHON = [code for language, code in BLOCKS if language == "python"]
+SHELL = [code for language, code in BLOCKS if language == "sh"]
+DEADLINE_S = 120
+
+
+def title(code: str) -> str:
+    line = README[: README.index(code)].count("\n") + 1
+    return f"line {line}"
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=title)
+def test_python_block_runs(code: str, tmp_path: Path) -> None:
+    program = tmp_path / "snippet.py"  # a file, since spawned processes import it
+    program.write_text(code)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_there_are_blocks() -> None:
+    assert len(PYTHON) >= 8
+    assert {language for language, _ in BLOCKS} <= {"python", "sh"}
+
+
+@pytest.mark.parametrize("code", SHELL, ids=title)
+def test_commands_exist(code: str) -> None:
+    for line in code.splitlines():
+        command = line.split("#")[0].split()
+        if not command:
+            continue
+        if command[0].startswith("scripts/"):
+            assert os.access(ROOT / command[0], os.X_OK), command
+        else:
+            assert command[:3] == ["python", "-m", "bench"], command
+
+
+def test_both_commands_stand_at_the_top() -> None:
+    top = README[: README.index("## ")]
+    assert "scripts/quickstart" in top
+    assert "scripts/test" in top
