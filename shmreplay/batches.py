@@ -41,7 +41,7 @@ def gather(connection: Connection, batch: _native.Batch, out: Any) -> ReplaySamp
         )
     schema = connection.schema(number)
     plan = schema.plan
-    arrays = None if out is None else _checked_out(out, batch.shapes(plan), schema, n)
+    arrays = None if out is None else _out_arrays(out, batch.shapes(plan), schema, n)
     stacked = batch.stack(plan, arrays)
     if isinstance(stacked, int):
         raise errors.InvalidArgumentError(
@@ -51,6 +51,22 @@ def gather(connection: Connection, batch: _native.Batch, out: Any) -> ReplaySamp
         )
     info, columns = stacked
     return ReplaySample(SampleInfo(*info), schema.unflatten(columns))
+
+
+def _out_arrays(
+    out: Any, shapes: list[tuple[int, ...]], schema: ItemSchema, n: int
+) -> list[npt.NDArray[Any]]:
+    """The arrays of `out` in the order of the columns."""
+    flat = schema.flatten_dict(out)
+    if flat is not None:
+        for array, shape, column in zip(flat, shapes, schema.columns, strict=False):
+            if type(array) is not np.ndarray or array.shape != shape:
+                break
+            if array.dtype != column.dtype or not array.flags.carray:
+                break
+        else:
+            return flat
+    return _checked_out(out, shapes, schema, n)
 
 
 def _checked_out(

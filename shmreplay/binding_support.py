@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmreplay import errors
+from shmreplay.limits import MAX_DIMS
 from shmreplay.spec import dtype_code
 from shmreplay.tree import Path, flatten_with_path
 
@@ -23,19 +24,26 @@ SELECTOR_CODES: Final = {
 """Selector kinds as the core numbers them (enum sr_selector)."""
 
 
-def as_array(leaf: Any, path: Path) -> npt.NDArray[Any]:
+def as_array(leaf: Any, path: Path, most_dims: int = MAX_DIMS) -> npt.NDArray[Any]:
     """Returns the leaf as a C-contiguous array of native byte order, of a type that can be stored.
 
     Args:
         leaf: Anything that numpy makes an array of.
         path: Where it stands in the data, for the message.
+        most_dims: Dimensions that it may have.
 
     Raises:
         ArgumentTypeError: Its type cannot be stored (objects, text, dates).
+        SignatureError: It has too many dimensions.
     """
     array: npt.NDArray[Any] = np.asarray(leaf)
     native = array.dtype.newbyteorder("=")
     dtype_code(native, path)
+    if array.ndim > most_dims:
+        raise errors.SignatureError(
+            f"Got data of {array.ndim} dimensions at {path}; expected at most {most_dims}. Merge "
+            "some of them with reshape."
+        )
     if array.dtype != native:
         array = array.astype(native)
     return array if array.flags.c_contiguous else array.copy(order="C")

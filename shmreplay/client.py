@@ -598,6 +598,10 @@ class Client:
             session.reset(number)
         finally:
             connection.give_session(session)
+        with self._lock:
+            undelivered = self._stash.pop(number, ())
+        for batch in undelivered:
+            self._finish(connection, batch)
 
     # ------------------------------------------------------------------ looking
 
@@ -741,7 +745,7 @@ def _is_plain(leaf: Any) -> bool:
         and leaf.dtype in DTYPE_CODES
         and leaf.dtype.isnative
         and leaf.flags.c_contiguous
-        and leaf.ndim > 0
+        and 0 < leaf.ndim <= limits.MAX_SPEC_DIMS
     )
 
 
@@ -757,7 +761,7 @@ def _batch_columns_of_any(data: Any) -> tuple[list[npt.NDArray[Any]], int]:
     for path, leaf in flat:
         if leaf is None:
             raise errors.ArgumentTypeError(f"data at {path} is None; expected an array")
-        columns.append(as_array(leaf, path))
+        columns.append(as_array(leaf, path, limits.MAX_SPEC_DIMS))
     for (path, _), column in zip(flat, columns, strict=True):
         if column.ndim == 0:
             raise errors.SignatureError(f"data at {path} is a scalar; expected an array [N, ...]")

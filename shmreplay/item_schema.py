@@ -47,6 +47,15 @@ class ItemSchema:
             and not any(map(tree.is_nested, other.values()))
         )
 
+    def flatten_dict(self, data: Any) -> list[Any] | None:
+        """The leaves of a flat dict of just these keys; None if it is something else."""
+        if self._keys is None or type(data) is not dict or len(data) != len(self._keys):
+            return None
+        try:
+            return [data[key] for key in self._keys]
+        except KeyError:
+            return None
+
     def unflatten(self, leaves: list[Any]) -> Any:
         """Puts one value a column into the structure."""
         if self._keys is not None:

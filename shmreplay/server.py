@@ -188,8 +188,16 @@ def _reserve_port(port: Any) -> tuple[socket.socket, int]:
 
 def _commit(ref: weakref.ref[Server], native: _native.Store, stopped: threading.Event) -> None:
     """Commits memory ahead of demand, so that actors do not wait for pages."""
+    reported = False
     while not stopped.is_set() and ref() is not None:
-        native.committer_step()
+        try:
+            native.committer_step()
+        except (errors.ReverbError, OSError) as e:
+            # Actors then commit for themselves. Said once; tried again after a pause.
+            if not reported:
+                _log.warning("memory cannot be committed ahead: %s", e)
+            reported = True
+            stopped.wait(limits.SWEEP_EVERY_S)
 
 
 def _sweep(ref: weakref.ref[Server], native: _native.Store, stopped: threading.Event) -> None:
@@ -204,7 +212,7 @@ def _sweep(ref: weakref.ref[Server], native: _native.Store, stopped: threading.E
             next_at = time.monotonic() + limits.SWEEP_EVERY_S
             try:
                 server._connection.store.reclaim_dead()
-            except errors.TableCorruptedError as e:
+            except (errors.ReverbError, OSError) as e:
                 # What it held stays out of use until the server is started anew. Said once.
                 if not reported:
                     _log.warning("a dead process held what cannot be given back: %s", e)

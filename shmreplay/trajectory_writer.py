@@ -240,7 +240,9 @@ class TrajectoryWriter(WriterCore):
 
         Use it as `with writer.next_step() as step: step['obs'][...] = ...`. Inside, `step` is the
         data's structure of writable arrays (zeros to begin with) that lie in shared memory; at
-        the end of the block the step is appended, or dropped if the block raised.
+        the end of the block the step is appended, or dropped if the block raised. Keep neither the
+        arrays nor views of them for later: the memory then belongs to the step, and in the end to
+        others.
 
         Args:
             spec: Structure of specs (anything with shape and dtype). Default: the columns of the

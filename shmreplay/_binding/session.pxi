@@ -396,12 +396,13 @@ cdef class Batch:
         cdef uint32_t *positions
         cdef uint32_t i
         cdef int rc = SR_OK
-        self.released = True
         if self.n == 0 or self.session.store.fork_count != _fork_count:
+            self.released = True
             return SR_OK
         positions = <uint32_t *>malloc(self.n * sizeof(uint32_t))
         if positions == NULL:
             return SR_SYS
+        self.released = True
         for i in range(self.n):
             positions[i] = self.items[i].position
         with nogil:

@@ -43,9 +43,10 @@ static uint32_t choose(const sr_store *st, const sr_table *t, uint64_t *rng, uin
 }
 
 /* Evict from one stripe while it holds the next victim. Gives the number removed. */
-static int evict_from(sr_store *st, sr_table *t, uint32_t number, uint64_t oldest,
+static int evict_from(sr_ses *ses, sr_table *t, uint32_t number, uint64_t oldest,
                       const sr_grant *g, uint64_t *rng, uint64_t want, uint64_t *removed,
                       int *stale) {
+    sr_store *st = ses->st;
     sr_stripe *s = sr_stripe_at(st, t, number);
     int rc = sr_lock(st, &s->lock);
     if (rc != SR_OK) return rc;
@@ -65,6 +66,7 @@ static int evict_from(sr_store *st, sr_table *t, uint32_t number, uint64_t oldes
         if (rc != SR_OK || t->n_stripes > 1) break;
     }
     sr_stripe_hints(st, s);
+    sr_owe_deletes(ses, *stale ? 0 : -(int32_t)(want - *removed), g->epoch);
     sr_unlock(&s->lock);
     return rc;
 }
@@ -81,7 +83,7 @@ int sr_evict(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t want) {
         uint32_t number = choose(st, t, &rng, &oldest);
         int stale = 0;
         if (number != SR_NONE) {
-            int rc = evict_from(st, t, number, oldest, g, &rng, want, &removed, &stale);
+            int rc = evict_from(ses, t, number, oldest, g, &rng, want, &removed, &stale);
             if (rc != SR_OK) return rc;
         }
         if (stale) return SR_OK; /* a reset emptied the table and zeroed the counters */
@@ -89,7 +91,7 @@ int sr_evict(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t want) {
             fruitless = 0;
         } else if (number == SR_NONE || ++fruitless > 64) {
             /* Deleters were faster: what we counted as deleted, they counted too. */
-            return sr_limiter_settle_delete(st, table, -(int64_t)(want - removed), g->epoch);
+            return sr_limiter_settle_delete(ses, table, -(int64_t)(want - removed), g->epoch);
         }
     }
     return SR_OK;

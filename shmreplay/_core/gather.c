@@ -2,7 +2,7 @@
  * change. */
 #include "steps.h"
 
-#define AHEAD 8u          /* items whose rows are prefetched before they are copied */
+#define AHEAD 8u /* items whose rows are prefetched before they are copied */
 #define PREFETCH_MAX 512u /* bytes of a row worth prefetching; the rest is left to the hardware */
 #define SLOW_FROM 2048u   /* glibc's rep movsb starts here */
 #define SLOW_TO (1u << 20)

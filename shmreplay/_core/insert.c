@@ -42,8 +42,9 @@ static uint64_t now_ns(void) {
 }
 
 /* Put n items into the stripe. *placed of them are in, in order, whatever the return. */
-static int place(sr_store *st, sr_table *t, sr_stripe *s, uint64_t n, const sr_item *items,
+static int place(sr_ses *ses, sr_table *t, sr_stripe *s, uint64_t n, const sr_item *items,
                  uint64_t *keys, uint64_t *placed, uint64_t *epoch) {
+    sr_store *st = ses->st;
     *placed = 0;
     int rc = sr_lock(st, &s->lock);
     if (rc != SR_OK) return rc;
@@ -57,6 +58,7 @@ static int place(sr_store *st, sr_table *t, sr_stripe *s, uint64_t n, const sr_i
         (*placed)++;
     }
     sr_stripe_hints(st, s);
+    sr_owe_inserts(ses, (int32_t)*placed, *epoch);
     sr_unlock(&s->lock);
     return rc;
 }
@@ -77,7 +79,7 @@ static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *i
         }
         uint64_t placed, place_epoch = g.epoch, evict;
         int placing =
-            place(st, t, s, g.granted, items + *done, keys + *done, &placed, &place_epoch);
+            place(ses, t, s, g.granted, items + *done, keys + *done, &placed, &place_epoch);
         *done += (uint32_t)placed;
         rc = sr_limiter_settle_insert(ses, table, &g, placed, place_epoch, &evict);
         if (rc == SR_OK && evict > 0) rc = sr_evict(ses, table, &g, evict);
@@ -92,7 +94,7 @@ int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uin
     *done = 0;
     int rc = sr_table_usable(ses->st, table);
     if (rc != SR_OK) return rc;
-    sr_begin(ses, SR_BUSY_INSERT);
+    sr_begin_on(ses, SR_BUSY_INSERT, table);
     rc = insert_some(ses, table, n, items, keys, done, seq);
     atomic_fetch_add_explicit(&ses->shared->inserts, *done, memory_order_relaxed);
     sr_end(ses);

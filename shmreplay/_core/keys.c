@@ -90,7 +90,7 @@ int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uin
     int rc = sr_table_usable(st, table);
     if (rc != SR_OK) return rc;
     sr_table *t = sr_table_at(st, table);
-    sr_begin(ses, SR_BUSY_DELETE);
+    sr_begin_on(ses, SR_BUSY_DELETE, table);
     for (uint32_t k = 0; k < t->n_stripes && rc == SR_OK; k++) {
         sr_stripe *s = sr_stripe_at(st, t, k);
         rc = sr_lock(st, &s->lock);
@@ -98,10 +98,11 @@ int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uin
         uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
         uint32_t here = 0;
         rc = delete_in_stripe(st, t, s, n, keys, &here);
+        sr_owe_deletes(ses, (int32_t)here, epoch);
         sr_unlock(&s->lock);
         *deleted += here;
         if (here > 0) {
-            int settled = sr_limiter_settle_delete(st, table, here, epoch);
+            int settled = sr_limiter_settle_delete(ses, table, here, epoch);
             if (rc == SR_OK) rc = settled;
         }
     }
@@ -147,7 +148,7 @@ int sr_reset(sr_ses *ses, uint32_t table) {
     int rc = sr_table_usable(st, table);
     if (rc != SR_OK) return rc;
     sr_table *t = sr_table_at(st, table);
-    sr_begin(ses, SR_BUSY_DELETE);
+    sr_begin_on(ses, SR_BUSY_DELETE, table);
     rc = sr_lock_table(st, t);
     if (rc == SR_OK) {
         atomic_fetch_add_explicit(&t->epoch, 1, memory_order_relaxed);

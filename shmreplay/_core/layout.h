@@ -89,9 +89,9 @@ _Static_assert(sizeof(sr_participant) == 128, "participant");
 /* One writer's or sampler's place. Written only by its owner; read by others under all locks
  * (repair). */
 typedef struct {
-    _Atomic uint32_t state;   /* 0 free, 1 in use; claimed by compare-and-swap */
-    uint32_t participant;
-    _Atomic uint32_t busy;    /* enum sr_busy; non-zero in a dead session: the store is dirty */
+    _Atomic uint32_t state;   /* 0 free, 2 being claimed (by compare-and-swap), 1 in use */
+    uint32_t participant;     /* SR_NONE while free */
+    _Atomic uint32_t busy;    /* enum sr_busy; non-zero in a dead session: died in an operation */
     uint32_t kind;            /* enum sr_session_kind, for people */
     uint32_t arena;           /* preferred arena */
     uint32_t stripe_hint;     /* preferred stripe, modulo a table's stripes */
@@ -99,10 +99,15 @@ typedef struct {
     uint32_t ledger_cap;
     uint32_t ledger_used;
     /* Allocations not yet referred to by anything else; set under the arena lock. */
-    _Atomic uint64_t inflight[4];
-    uint32_t reserved_table;  /* limiter budget taken and not yet settled: set under the limiter */
-    uint32_t reserved_inserts, reserved_samples, _pad0;
-    uint64_t oldest_pin_ns;   /* CLOCK_MONOTONIC of the oldest unreturned batch; 0: none */
+    _Atomic uint64_t inflight[2];
+    /* What the operation in progress owes the limiter, so that it can be settled after a death:
+     * each is set under the lock under which it comes to be, and cleared under the limiter. */
+    uint32_t table;           /* of the operation */
+    uint32_t reserved_inserts, reserved_samples; /* budget taken: part of pending */
+    int32_t owed_inserts, owed_samples; /* done in the stripes, not counted yet */
+    int32_t owed_deletes;     /* the same; negative: counted, and still to be evicted */
+    uint64_t owed_epoch;      /* the table's epoch then: a reset has settled what is older */
+    uint64_t _pad0;
     _Atomic uint64_t inserts, samples, updates, bytes_in; /* statistics, owner only */
     /* The ledger until it grows: a session needs no memory to begin with, so that a store which is
      * full can still be sampled from, deleted from and reset. */
@@ -230,7 +235,8 @@ _Static_assert(sizeof(sr_traj) == 32, "trajectory");
 /* An item. Under its stripe's lock. Live if ref != 0, which is stored last (release) at insert
  * and first at delete. */
 typedef struct {
-    /* Generation, table, stripe, slot; kept when the slot is freed, so that keys never repeat. */
+    /* Generation, table, stripe, slot; kept when the slot is freed, so that a key
+     * comes again only after the slot's generations have all been used. */
     uint64_t key;
     _Atomic uint64_t ref; /* trajectory, or block for whole rows */
     uint32_t row_start;

@@ -103,8 +103,8 @@ int sr_limiter_reserve_insert(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
     g->epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
     g->seq = atomic_load_explicit(&t->insert_seq, memory_order_relaxed);
     t->pending += (int64_t)g->granted;
-    ses->shared->reserved_table = table;
     ses->shared->reserved_inserts = (uint32_t)g->granted;
+    ses->shared->owed_epoch = g->epoch;
     sr_unlock(&t->limiter_lock);
     return SR_OK;
 }
@@ -129,6 +129,8 @@ int sr_limiter_settle_insert(sr_ses *ses, uint32_t table, sr_grant *g, uint64_t 
         }
     }
     g->epoch = epoch;
+    ses->shared->owed_inserts = 0;
+    sr_owe_deletes(ses, -(int32_t)*evict, epoch);
     if (*evict > 0 && sr_remover_draws(t)) g->seed = sr_splitmix64(&t->rng);
     wake w = whom_to_wake(t, *evict > 0 || placed < g->granted, 1);
     sr_unlock(&t->limiter_lock);
@@ -146,8 +148,8 @@ int sr_limiter_reserve_sample(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
     g->epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
     g->seq = atomic_load_explicit(&t->sample_seq, memory_order_relaxed);
     t->pending_samples += (int64_t)g->granted;
-    ses->shared->reserved_table = table;
     ses->shared->reserved_samples = (uint32_t)g->granted;
+    ses->shared->owed_epoch = g->epoch;
     if (g->granted > 0) g->seed = sr_splitmix64(&t->rng);
     sr_unlock(&t->limiter_lock);
     return SR_OK;
@@ -164,25 +166,67 @@ int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uin
         t->deletes += (int64_t)removed;
     }
     ses->shared->reserved_samples = 0;
+    ses->shared->owed_samples = ses->shared->owed_deletes = 0;
     /* With nothing drawn there is nothing there for others either; and waking would wake
      * ourselves, for ever. The caller then sleeps on the word that it got with the grant. */
     if (drawn == 0) t->sample_wanted = 1;
-    wake w = whom_to_wake(t, 1, drawn > 0 && drawn < g->granted);
+    wake w = whom_to_wake(t, 1, drawn > 0 && (drawn < g->granted || removed < drawn));
     sr_unlock(&t->limiter_lock);
     notify(t, w);
     return SR_OK;
 }
 
-int sr_limiter_settle_delete(sr_store *st, uint32_t table, int64_t delta, uint64_t epoch) {
-    sr_table *t = sr_table_at(st, table);
-    int rc = sr_lock(st, &t->limiter_lock);
+int sr_limiter_settle_delete(sr_ses *ses, uint32_t table, int64_t delta, uint64_t epoch) {
+    sr_table *t = sr_table_at(ses->st, table);
+    int rc = sr_lock(ses->st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
+    ses->shared->owed_deletes = 0;
     wake w = {0, 0};
     if (epoch == atomic_load_explicit(&t->epoch, memory_order_relaxed)) {
         t->deletes += delta;
         w = whom_to_wake(t, 1, delta < 0);
     }
     sr_unlock(&t->limiter_lock);
+    notify(t, w);
+    return SR_OK;
+}
+
+void sr_owe_inserts(sr_ses *ses, int32_t placed, uint64_t epoch) {
+    sr_session *s = ses->shared;
+    if (s->owed_epoch != epoch) s->reserved_inserts = 0; /* a reset has settled the budget */
+    s->owed_inserts = placed;
+    s->owed_epoch = epoch;
+}
+
+void sr_owe_samples(sr_ses *ses, int32_t drawn, int32_t removed, uint64_t epoch) {
+    sr_session *s = ses->shared;
+    if (s->owed_epoch != epoch) s->reserved_samples = 0;
+    s->owed_samples = drawn;
+    s->owed_deletes = removed;
+    s->owed_epoch = epoch;
+}
+
+void sr_owe_deletes(sr_ses *ses, int32_t removed, uint64_t epoch) {
+    ses->shared->owed_deletes = removed;
+    ses->shared->owed_epoch = epoch;
+}
+
+int sr_limiter_settle_dead(sr_store *st, sr_session *dead) {
+    sr_table *t = sr_table_at(st, dead->table);
+    if (t == NULL) return SR_CORRUPT;
+    int rc = sr_lock_table(st, t);
+    if (rc != SR_OK) return rc;
+    if (dead->owed_epoch == atomic_load_explicit(&t->epoch, memory_order_relaxed)) {
+        t->pending -= dead->reserved_inserts;
+        t->pending_samples -= dead->reserved_samples;
+        t->inserts += dead->owed_inserts;
+        t->samples += dead->owed_samples;
+        t->deletes += dead->owed_deletes;
+    }
+    dead->reserved_inserts = dead->reserved_samples = 0;
+    dead->owed_inserts = dead->owed_samples = dead->owed_deletes = 0;
+    wake w = whom_to_wake(t, 1, 1);
+    sr_unlock_table(st, t);
     notify(t, w);
     return SR_OK;
 }

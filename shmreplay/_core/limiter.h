@@ -34,6 +34,14 @@ int sr_limiter_reserve_sample(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
 int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t drawn,
                              uint64_t removed);
 /* delta > 0: items were deleted; delta < 0: an eviction that was counted found nothing to evict. */
-int sr_limiter_settle_delete(sr_store *st, uint32_t table, int64_t delta, uint64_t epoch);
+int sr_limiter_settle_delete(sr_ses *ses, uint32_t table, int64_t delta, uint64_t epoch);
+
+/* Note, under a stripe's lock, what was done there and is not counted yet. */
+void sr_owe_inserts(sr_ses *ses, int32_t placed, uint64_t epoch);
+void sr_owe_samples(sr_ses *ses, int32_t drawn, int32_t removed, uint64_t epoch);
+void sr_owe_deletes(sr_ses *ses, int32_t removed, uint64_t epoch);
+/* Settle what a session whose owner is dead owed. SR_OK, or SR_CORRUPT where it died inside one of
+ * the table's locks. Takes all locks of the table. */
+int sr_limiter_settle_dead(sr_store *st, sr_session *dead);
 
 #endif

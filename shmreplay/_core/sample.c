@@ -15,6 +15,7 @@ typedef struct {
     sr_table *t;
     uint64_t rng;
     uint64_t removed; /* items that reached max_times_sampled */
+    int32_t drawn;    /* under this grant, in all stripes */
     int status;
 } draw_ctx;
 
@@ -40,6 +41,13 @@ static void count_sample(draw_ctx *c, sr_slot *slot) {
         atomic_fetch_add_explicit(&c->t->num_unique_samples, 1, memory_order_relaxed);
     }
     if (slot->times_sampled < 0x7fffffffu) slot->times_sampled++;
+}
+
+/* Note what was drawn and removed so far, before the stripe's lock goes. */
+static void owe(draw_ctx *c, uint32_t drawn) {
+    c->drawn += (int32_t)drawn;
+    sr_owe_samples(c->ses, c->drawn, (int32_t)c->removed,
+                   atomic_load_explicit(&c->t->epoch, memory_order_relaxed));
 }
 
 /* n draws from a stripe that is locked and not empty, none of which removes anything. Each one's
@@ -88,6 +96,7 @@ static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
         }
     }
     if (c->removed > 0) sr_stripe_hints(c->st, s);
+    owe(c, done);
     sr_unlock(&s->lock);
     return done;
 }
@@ -169,6 +178,7 @@ static uint32_t draw_round(draw_ctx *c, uint32_t n, uint32_t *where, sr_sampled 
         } else {
             double exact = even_probability(c, &m, k, ix);
             draw_many(c, s, count, m.mass[k] / m.total, exact, (int64_t)m.size_total, mine, out);
+            owe(c, count);
         }
         sr_unlock(&s->lock);
     }
@@ -222,6 +232,7 @@ static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
                 c->status = sr_stripe_remove(c->st, c->t, s, number);
             }
             sr_stripe_hints(c->st, s);
+            owe(c, 1);
         }
         sr_unlock(&s->lock);
     }
@@ -240,6 +251,7 @@ static int sample_some(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out,
         if (g.granted == 0) return SR_WOULD_BLOCK;
         c.rng = g.seed;
         c.removed = 0;
+        c.drawn = 0;
         uint32_t granted = (uint32_t)g.granted;
         uint32_t drawn;
         if (c.t->n_stripes == 1) {
@@ -267,7 +279,7 @@ int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t
     if (rc != SR_OK) return rc;
     rc = sr_ledger_reserve(ses, n);
     if (rc != SR_OK) return rc;
-    sr_begin(ses, SR_BUSY_SAMPLE);
+    sr_begin_on(ses, SR_BUSY_SAMPLE, table);
     rc = sample_some(ses, table, n, out, done, seq);
     atomic_fetch_add_explicit(&ses->shared->samples, *done, memory_order_relaxed);
     sr_end(ses);

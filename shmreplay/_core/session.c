@@ -1,10 +1,13 @@
 /* Participants and sessions: who is attached, and their places in the store. */
 #include "arena.h"
 #include "ledger.h"
+#include "limiter.h"
 #include "lock.h"
 #include "table.h"
 
 #include <time.h>
+
+#define SR_CLAIMED 2u
 
 static sr_participant *participant_at(const sr_store *st, uint32_t number) {
     if (number >= st->hdr->n_participants) return NULL;
@@ -43,32 +46,42 @@ int sr_participant_in_use(const sr_store *st, uint32_t number) {
     return p != NULL && atomic_load_explicit(&p->state, memory_order_acquire) != 0;
 }
 
+/* Free a place for the next. Nobody but its owner (or who reclaims it) comes here. */
+static void vacate(sr_session *s) {
+    s->participant = SR_NONE; /* so that a claim by another is never taken for one of this owner */
+    /* SYNC POINT: release: the next owner sees all that this one did. */
+    atomic_store_explicit(&s->state, 0, memory_order_release);
+}
+
 int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kind, sr_ses *out) {
     for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
         sr_session *s = session_at(st, i);
         uint32_t expected = 0;
-        /* SYNC POINT: acquire: the last owner's releases are visible. */
-        if (!atomic_compare_exchange_strong_explicit(&s->state, &expected, 1, memory_order_acquire,
-                                                     memory_order_relaxed)) {
+        if (!atomic_compare_exchange_strong_explicit(&s->state, &expected, SR_CLAIMED,
+                                                     memory_order_acquire, memory_order_relaxed)) {
             continue;
         }
         *out = (sr_ses){.st = st, .shared = s, .number = i};
-        s->participant = participant;
         s->kind = kind;
         /* By turns within a kind: two writers never share a stripe or an arena while another is
          * free. */
         s->stripe_hint =
             atomic_fetch_add_explicit(&st->hdr->opened[kind & 3u], 1, memory_order_relaxed);
         s->arena = s->stripe_hint % st->hdr->n_arenas;
+        s->table = SR_NONE;
         s->reserved_inserts = s->reserved_samples = 0;
-        s->oldest_pin_ns = 0;
+        s->owed_inserts = s->owed_samples = s->owed_deletes = 0;
+        s->participant = participant;
         int rc = sr_ledger_reserve(out, 1);
         if (rc != SR_OK) {
             free(out->free_stack);
             out->free_stack = NULL;
-            atomic_store_explicit(&s->state, 0, memory_order_release);
+            vacate(s);
+            return rc;
         }
-        return rc;
+        /* SYNC POINT: release: who sees the session in use sees whose it is. */
+        atomic_store_explicit(&s->state, 1, memory_order_release);
+        return SR_OK;
     }
     return SR_LIMIT;
 }
@@ -102,7 +115,7 @@ static int close_session(sr_ses *ses) {
     free(ses->free_stack);
     ses->free_stack = NULL;
     ses->n_free = 0;
-    atomic_store_explicit(&s->state, 0, memory_order_release);
+    vacate(s);
     return result;
 }
 
@@ -111,6 +124,41 @@ int sr_session_close(sr_ses *ses) { return close_session(ses); }
 void sr_session_abandon(sr_ses *ses) {
     free(ses->free_stack);
     memset(ses, 0, sizeof *ses);
+}
+
+/* Settle what an operation left that its owner's death cut short between two locks: what it owed a
+ * limiter, and an allocation that nothing refers to yet. SR_CORRUPT where it died inside a lock. */
+static int finish_operation(sr_store *st, sr_session *s) {
+    uint32_t busy = atomic_load_explicit(&s->busy, memory_order_acquire);
+    if (busy == SR_BUSY_INSERT || busy == SR_BUSY_SAMPLE || busy == SR_BUSY_DELETE) {
+        int rc = sr_limiter_settle_dead(st, s);
+        if (rc != SR_OK) return rc;
+    }
+    int rc = sr_lock(st, &sr_arena_at(st, s->arena)->lock);
+    if (rc != SR_OK) return rc;
+    sr_unlock(&sr_arena_at(st, s->arena)->lock);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint64_t off = atomic_load_explicit(&s->inflight[i], memory_order_acquire);
+        if (off == 0) continue;
+        atomic_store_explicit(&s->inflight[i], 0, memory_order_relaxed);
+        rc = sr_free(st, off);
+        if (rc != SR_OK) return rc;
+    }
+    atomic_store_explicit(&s->busy, SR_IDLE, memory_order_release);
+    return SR_OK;
+}
+
+static int reclaim_session(sr_store *st, sr_session *s, uint32_t number) {
+    if (atomic_load_explicit(&s->state, memory_order_acquire) == SR_CLAIMED) {
+        vacate(s); /* died while it claimed the place: it holds nothing */
+        return SR_OK;
+    }
+    int rc = finish_operation(st, s);
+    if (rc != SR_OK) return rc;
+    sr_ses dead = {.st = st, .shared = s, .number = number};
+    dead.free_stack = malloc((s->ledger_cap + 1) * sizeof *dead.free_stack);
+    if (dead.free_stack == NULL) return SR_SYS;
+    return close_session(&dead);
 }
 
 int sr_participant_reclaim(sr_store *st, uint32_t number) {
@@ -124,19 +172,14 @@ int sr_participant_reclaim(sr_store *st, uint32_t number) {
             s->participant != number) {
             continue;
         }
-        if (atomic_load_explicit(&s->busy, memory_order_acquire) != SR_IDLE) {
-            /* Died in mid-operation: counts and ledger may disagree. Nothing is touched; the
-             * store says that it is dirty. */
-            atomic_store_explicit(&st->hdr->dirty, 1, memory_order_release);
-            broken = 1;
+        if (reclaim_session(st, s, i) == SR_OK) {
+            freed++;
             continue;
         }
-        sr_ses dead = {.st = st, .shared = s, .number = i};
-        dead.free_stack = malloc((s->ledger_cap + 1) * sizeof *dead.free_stack);
-        if (dead.free_stack == NULL) return SR_SYS;
-        int rc = close_session(&dead);
-        if (rc != SR_OK) return rc;
-        freed++;
+        /* It died inside a lock: counts and ledger may disagree. Its place stays as it is, and the
+         * store says that it is dirty. */
+        atomic_store_explicit(&st->hdr->dirty, 1, memory_order_release);
+        broken = 1;
     }
     if (!broken) sr_participant_clear(st, number);
     return freed;

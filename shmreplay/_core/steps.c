@@ -146,6 +146,16 @@ static int runs_ok(const sr_store *st, const sr_run *runs, uint32_t n) {
     return 1;
 }
 
+/* Does every column have rows, and a length that fits beside its flag? */
+static int columns_ok(uint32_t n_cols, const uint32_t *first_run, const sr_run *runs) {
+    for (uint32_t c = 0; c < n_cols; c++) {
+        uint64_t length = 0;
+        for (uint32_t i = first_run[c]; i < first_run[c + 1]; i++) length += runs[i].count;
+        if (length == 0 || length > SR_COL_LENGTH(UINT32_MAX)) return 0;
+    }
+    return 1;
+}
+
 static void fill_traj(sr_traj *t, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags,
                       const sr_run *runs, const uint64_t *blocks, const uint16_t *block_of) {
     memcpy(sr_traj_blocks(t), blocks, t->n_blocks * sizeof *blocks);
@@ -189,7 +199,7 @@ int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const u
     sr_store *st = ses->st;
     uint32_t n_runs = first_run[n_cols];
     if (n_cols == 0 || n_cols > SR_COLUMNS_MAX || n_runs == 0 || n_runs > 0xffffu ||
-        !runs_ok(st, runs, n_runs)) {
+        !runs_ok(st, runs, n_runs) || !columns_ok(n_cols, first_run, runs)) {
         return SR_INVALID;
     }
     uint64_t inline_blocks[INLINE_RUNS];

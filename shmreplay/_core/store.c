@@ -189,6 +189,9 @@ int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_con
     h->n_sessions = cfg->n_sessions;
     h->participants_off = p.participants;
     h->sessions_off = p.sessions;
+    for (uint32_t i = 0; i < cfg->n_sessions; i++) {
+        ((sr_session *)sr_ptr(st, p.sessions))[i].participant = SR_NONE;
+    }
     h->tables_off = p.tables;
     h->stripes_off = p.stripes;
     h->arenas_off = p.arenas;
@@ -234,6 +237,7 @@ int sr_store_attach(sr_store *st) {
     for (uint32_t i = 0; i < h->n_tables; i++) {
         const sr_table *t = sr_table_at(st, i);
         if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX ||
+            t->n_stripes > h->n_stripes ||
             t->first_stripe > h->n_stripes - t->n_stripes) {
             return SR_CORRUPT;
         }

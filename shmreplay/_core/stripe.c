@@ -58,7 +58,8 @@ int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uin
 }
 
 static int grow_once(sr_store *st, sr_stripe *s) {
-    uint64_t have = s->slots_committed / sizeof(sr_slot);
+    uint64_t have = s->slots_used >= s->slots_max ? s->slots_max
+                                                   : s->slots_committed / sizeof(sr_slot);
     if (have >= s->slots_max) {
         *sr_last_detail() = (sr_detail){0};
         return SR_FULL;
@@ -92,7 +93,8 @@ int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot) {
         s->free_head = sr_slot_at(st, s, *slot)->row_start;
         return SR_OK;
     }
-    if ((s->slots_used + 1) * sizeof(sr_slot) > s->slots_committed) {
+    if (s->slots_used >= s->slots_max ||
+        (s->slots_used + 1) * sizeof(sr_slot) > s->slots_committed) {
         int rc = grow(st, s);
         if (rc != SR_OK) return rc;
     }

@@ -31,6 +31,10 @@ void sr_unlock_table(sr_store *st, sr_table *t);
 static inline void sr_begin(sr_ses *ses, enum sr_busy what) {
     atomic_store_explicit(&ses->shared->busy, what, memory_order_relaxed);
 }
+static inline void sr_begin_on(sr_ses *ses, enum sr_busy what, uint32_t table) {
+    ses->shared->table = table;
+    sr_begin(ses, what);
+}
 static inline void sr_end(sr_ses *ses) {
     /* SYNC POINT: release, so that whoever sees the word idle sees the operation's effects
      * whole. */

@@ -241,6 +241,24 @@ def test_a_leaf_that_is_no_number(world: World, leaf: Any) -> None:
         world.client.insert_batch("uniform", {"w": leaf})
 
 
+def test_too_many_dimensions(world: World) -> None:
+    client = world.client
+    most = limits.MAX_DIMS
+    for leaf in (np.zeros((1,) * (most + 1)), np.zeros((1,) * (most + 1), ">f8")):
+        expected = (f"{most + 1} dimensions", f"at most {most}", "('x',)", "reshape")
+        with world.refuses(errors.SignatureError, *expected):
+            world.writer.append({**step(3), "x": leaf})
+        with world.refuses(errors.SignatureError, *expected):
+            client.insert({"x": leaf}, {"queue": 1.0})
+        with world.refuses(errors.SignatureError, f"{most + 2} dimensions", f"at most {most + 1}"):
+            client.insert_batch("queue", {"x": leaf[None]})
+    client.reset("queue")
+    client.insert({"x": np.zeros((1,) * most)}, {"queue": 1.0})
+    client.insert_batch("queue", {"x": np.zeros((1,) * (most + 1))})
+    assert client.sample_batch("queue", 1).data["x"].ndim == most + 2
+    assert client.sample_batch("queue", 1).data["x"].ndim == most + 1
+
+
 def _unaligned() -> np.ndarray[Any, Any]:
     raw = np.zeros(1 + 48, np.uint8)
     unaligned = raw[1:].view(np.float64).reshape(2, 3)
