@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-# cython: freethreading_compatible=True, auto_pickle=False
+# cython: auto_pickle=False
 """The binding of the core: parse, check sizes, one core call without the GIL, raise.
 
 The contract is in _core/shmreplay.h, the types of what is public here in _native.pyi.

@@ -63,6 +63,7 @@ cdef extern from "_core/shmreplay.h" nogil:
                         const char *json)
     int sr_store_attach(sr_store *st)
     void sr_store_close(sr_store *st)
+    void sr_store_detach(sr_store *st)
     int sr_store_is_closed(const sr_store *st)
     int sr_store_get_stats(sr_store *st, sr_store_stats *out)
     int sr_committer_step(sr_store *st)

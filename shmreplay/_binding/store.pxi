@@ -129,6 +129,7 @@ cdef class Store:
         madvise(base, nbytes, MADV_HUGEPAGE)
 
     def __dealloc__(self):
+        sr_store_detach(&self.st)
         if self.st.base != NULL:
             munmap(self.st.base, self.st.bytes)
 

@@ -141,20 +141,6 @@ int sr_alloc(sr_store *st, uint32_t arena, enum sr_kind kind, uint64_t bytes,
 
 /* ------------------------------------------------------------------ freeing */
 
-/* The arena whose range holds `off`, NULL if none. Ranges are constant, of one size, one after the
- * other. */
-static inline sr_arena *arena_of(const sr_store *st, uint64_t off) {
-    sr_arena *first = arenas(st), *a = first;
-    uint64_t span = first->end - first->start;
-    if (off < first->start) return NULL;
-    if (off >= first->end) {
-        uint64_t i = span == 0 ? UINT64_MAX : (off - first->start) / span;
-        if (i >= st->hdr->n_arenas) return NULL;
-        a = first + i;
-    }
-    return off >= a->start && off < a->end ? a : NULL;
-}
-
 /* Header word of the live allocation at payload `off`, 0 if it is none. */
 static inline uint64_t live_flags(const sr_store *st, const sr_arena *a, uint64_t off) {
     uint64_t c = off - SR_CHUNK_HEAD;

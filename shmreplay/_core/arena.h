@@ -26,6 +26,11 @@ uint64_t sr_give_back(sr_store *st, uint64_t bytes);
  * cannot. */
 void sr_populate(sr_store *st, uint64_t off, uint64_t bytes);
 
+/* The same once for each page of this process: many short faults become one call. */
+void sr_touch(sr_store *st, uint64_t off, uint64_t bytes);
+/* The same for an allocation and what lies around it in its arena. */
+void sr_touch_around(sr_store *st, uint64_t off, uint64_t bytes);
+
 /* Make an empty arena over [start, end). The range must not be in use. */
 void sr_arena_init(sr_store *st, sr_arena *a, uint64_t start, uint64_t end);
 

@@ -143,4 +143,18 @@ static inline int sr_fail(int status, uint64_t asked, uint64_t available, int sy
     return status;
 }
 
+/* The arena whose range holds `off`, NULL if none. Ranges are constant, of one size, one after the
+ * other. */
+static inline sr_arena *arena_of(const sr_store *st, uint64_t off) {
+    sr_arena *first = arenas(st), *a = first;
+    uint64_t span = first->end - first->start;
+    if (off < first->start) return NULL;
+    if (off >= first->end) {
+        uint64_t i = span == 0 ? UINT64_MAX : (off - first->start) / span;
+        if (i >= st->hdr->n_arenas) return NULL;
+        a = first + i;
+    }
+    return off >= a->start && off < a->end ? a : NULL;
+}
+
 #endif

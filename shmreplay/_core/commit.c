@@ -68,6 +68,9 @@ int sr_commit(sr_store *st, uint64_t off, uint64_t bytes, uint64_t charge) {
     return sr_fail(none ? SR_NOSPACE : SR_SYS, bytes, sr_file_system_left(st), err);
 }
 
+/* Mapped at once around a block: its neighbours are next, or this process counts them soon. */
+#define TOUCH_WINDOW (1ull << 20)
+
 void sr_populate(sr_store *st, uint64_t off, uint64_t bytes) {
     if (bytes == 0 || sr_at(st, off, bytes) == NULL) return;
     uint64_t from = off & ~(uint64_t)(SR_PAGE - 1), to = sr_align(off + bytes, SR_PAGE);
@@ -75,6 +78,37 @@ void sr_populate(sr_store *st, uint64_t off, uint64_t bytes) {
      * at the result. */
     (void)madvise(st->base + from, to - from, MADV_POPULATE_WRITE);
 }
+
+/* Set the bits of pages [from, to]; were some of them new? Relaxed: a page that two threads map at
+ * once is mapped, and nothing depends on the bit. */
+static int mark_pages(sr_store *st, uint64_t from, uint64_t to) {
+    int fresh = 0;
+    for (uint64_t w = from >> 6; w <= to >> 6; w++) {
+        uint64_t bits = ~0ull;
+        if (w == from >> 6) bits &= ~0ull << (from & 63);
+        if (w == to >> 6) bits &= ~0ull >> (63 - (to & 63));
+        if ((atomic_load_explicit(&st->touched[w], memory_order_relaxed) & bits) == bits) continue;
+        atomic_fetch_or_explicit(&st->touched[w], bits, memory_order_relaxed);
+        fresh = 1;
+    }
+    return fresh;
+}
+
+void sr_touch(sr_store *st, uint64_t off, uint64_t bytes) {
+    if (st->touched == NULL || bytes == 0) return;
+    if (mark_pages(st, off / SR_PAGE, (off + bytes - 1) / SR_PAGE)) sr_populate(st, off, bytes);
+}
+
+void sr_touch_around(sr_store *st, uint64_t off, uint64_t bytes) {
+    const sr_arena *a = arena_of(st, off);
+    uint64_t end = a == NULL ? 0 : committed_end(a);
+    if (off + bytes > end) return;
+    uint64_t from = off & ~(TOUCH_WINDOW - 1), to = sr_align(off + bytes, TOUCH_WINDOW);
+    if (from < a->start) from = a->start;
+    if (to > end) to = end;
+    sr_touch(st, from, to - from);
+}
+
 /* ------------------------------------------------------------------ growing */
 
 /* Hand `bytes` of committed memory after committed_end to the allocator. Under the lock. */

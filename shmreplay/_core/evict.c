@@ -48,6 +48,7 @@ static int evict_from(sr_ses *ses, sr_table *t, uint32_t number, uint64_t oldest
                       int *stale) {
     sr_store *st = ses->st;
     sr_stripe *s = sr_stripe_at(st, t, number);
+    sr_stripe_touch(st, s);
     int rc = sr_lock(st, &s->lock);
     if (rc != SR_OK) return rc;
     *stale = atomic_load_explicit(&t->epoch, memory_order_relaxed) != g->epoch;

@@ -46,6 +46,7 @@ static int place(sr_ses *ses, sr_table *t, sr_stripe *s, uint64_t n, const sr_it
                  uint64_t *keys, uint64_t *placed, uint64_t *epoch) {
     sr_store *st = ses->st;
     *placed = 0;
+    sr_stripe_touch(st, s);
     int rc = sr_lock(st, &s->lock);
     if (rc != SR_OK) return rc;
     *epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);

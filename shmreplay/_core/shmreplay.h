@@ -46,6 +46,7 @@ typedef struct {
     uint64_t bytes;
     int fd;
     sr_header *hdr;
+    _Atomic uint64_t *touched; /* a bit a page: this process has mapped it; NULL: not kept */
 } sr_store;
 
 /* A process's hold on one session of the store. Not shared. */
@@ -89,6 +90,9 @@ int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_con
 /* Check a mapped segment: magic, version, signature, size, and that every region lies inside.
  * SR_OK, SR_WOULD_BLOCK (no magic yet), SR_VERSION, SR_CORRUPT. */
 int sr_store_attach(sr_store *st);
+/* Give back what the process keeps about the store; the mapping is the caller's. Touches nothing
+ * shared. */
+void sr_store_detach(sr_store *st);
 /* Mark the store closed and wake everybody that waits. Idempotent. No lock. */
 void sr_store_close(sr_store *st);
 int sr_store_is_closed(const sr_store *st);

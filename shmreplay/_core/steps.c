@@ -71,6 +71,7 @@ int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32
     if (rc != SR_OK) return rc;
     rc = new_object(ses, SR_KIND_BLOCK, bytes, off);
     if (rc != SR_OK) return rc;
+    sr_touch_around(ses->st, *off, bytes);
     sr_block *b = sr_ptr(ses->st, *off);
     memset(b, 0, sizeof *b);
     b->kind = SR_KIND_BLOCK;

@@ -117,6 +117,17 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
     return SR_OK;
 }
 
+/* Without the memory for it, pages are simply mapped at their first touch. */
+static void keep_pages(sr_store *st) {
+    if (st->touched != NULL) return;
+    st->touched = calloc(st->bytes / SR_PAGE / 64 + 1, sizeof *st->touched);
+}
+
+void sr_store_detach(sr_store *st) {
+    free((void *)st->touched);
+    st->touched = NULL;
+}
+
 static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) {
     if (cfg->n_tables == 0 || cfg->n_tables > SR_TABLES_MAX || cfg->n_arenas == 0 ||
         cfg->n_arenas > SR_ARENAS_MAX) {
@@ -199,6 +210,7 @@ int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_con
     h->config_off = p.config;
     h->config_bytes = cfg->config_bytes;
     atomic_store(&h->committed_bytes, p.fixed_end);
+    keep_pages(st);
     rc = format_regions(st, cfg, tables, &p, config_json);
     if (rc != SR_OK) return rc;
     atomic_store(&h->state, SR_STATE_OPEN);
@@ -234,6 +246,7 @@ int sr_store_attach(sr_store *st) {
         return SR_CORRUPT;
     }
     st->hdr = h;
+    keep_pages(st);
     for (uint32_t i = 0; i < h->n_tables; i++) {
         const sr_table *t = sr_table_at(st, i);
         if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX ||

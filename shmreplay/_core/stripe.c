@@ -74,7 +74,8 @@ static int grow_once(sr_store *st, sr_stripe *s) {
     uint64_t more = bytes - s->slots_committed;
     int rc = sr_commit(st, s->slots_off + s->slots_committed, more, more);
     if (rc != SR_OK) return rc;
-    s->slots_committed = bytes;
+    /* SYNC POINT: relaxed: read without the lock only to map pages ahead of their use. */
+    __atomic_store_n(&s->slots_committed, bytes, __ATOMIC_RELAXED);
     return SR_OK;
 }
 
@@ -85,6 +86,15 @@ static int grow(sr_store *st, sr_stripe *s) {
         rc = grow_once(st, s);
     }
     return rc;
+}
+
+void sr_stripe_touch(sr_store *st, const sr_stripe *s) {
+    uint64_t bytes = __atomic_load_n(&s->slots_committed, __ATOMIC_RELAXED);
+    if (bytes == 0 || st->touched == NULL) return;
+    /* What was committed last tells whether there is anything new. */
+    uint64_t last = (s->slots_off + bytes - 1) / SR_PAGE;
+    uint64_t bits = atomic_load_explicit(&st->touched[last >> 6], memory_order_relaxed);
+    if ((bits >> (last & 63) & 1) == 0) sr_touch(st, s->slots_off, bytes);
 }
 
 int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot) {

@@ -18,6 +18,8 @@ static inline int sr_slot_live(const sr_slot *slot) {
     return atomic_load_explicit(&slot->ref, memory_order_relaxed) != 0;
 }
 
+/* Map the slots into this process, if some are new to it. No lock; called before one is taken. */
+void sr_stripe_touch(sr_store *st, const sr_stripe *s);
 /* A free slot, with memory for it in every index. SR_OK, SR_FULL, SR_NOSPACE. */
 int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot);
 /* Fill the slot, enter it in the selectors, count its references and publish it. */

@@ -54,6 +54,7 @@ static inline sr_store store_make(uint64_t capacity, uint32_t n_arenas, uint32_t
 }
 
 static inline void store_drop(sr_store *st) {
+    sr_store_detach(st);
     CHECK(munmap(st->base, st->bytes) == 0);
     CHECK(close(st->fd) == 0);
 }
