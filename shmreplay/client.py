@@ -20,7 +20,7 @@ from shmreplay.connection import Connection
 from shmreplay.item_schema import Leaf
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.reverb_types import TableInfo
-from shmreplay.sampler import Sampler
+from shmreplay.sampler import Prefetched, Sampler
 from shmreplay.spec import DTYPE_CODES
 from shmreplay.store import Store
 from shmreplay.trajectory_writer import TrajectoryWriter, checked_keep_alive
@@ -48,7 +48,7 @@ class Client:
         address.parse(server_address)
         self._server_address = server_address
         self._connection: Connection | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closed = False
         self._stash: dict[int, deque[_native.Batch]] = {}
         self._insert_writers: list[TrajectoryWriter] = []
@@ -75,7 +75,7 @@ class Client:
     def _connect(self) -> Connection:
         if self._connection is not None and self._connection.store.forked:
             # In a forked child: what was inherited belongs to the parent, the lock included.
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
             self._connection = None
             self._stash = {}
             self._insert_writers = []
@@ -166,12 +166,13 @@ class Client:
                 writer.insert_now(number, table, priority, item, left, describe)
                 done.append(table)
         except BaseException as e:
+            # Not kept: data that it refused may have left it with columns that nothing has.
+            writer.close()
             if len(targets) > 1:
                 e.add_note(f"inserted into: {done}")
             raise
-        finally:
-            writer.finish_episode(True)
-            self._give_insert_writer(writer)
+        writer.finish_episode(True)
+        self._give_insert_writer(writer)
 
     def _take_insert_writer(self, connection: Connection, data: Any) -> TrajectoryWriter:
         """A writer whose columns fit the data: inserts of other types need another one."""
@@ -319,14 +320,27 @@ class Client:
             waiting = self._stash.get(number)
             if not waiting:
                 return None
-            if len(waiting[0]) <= n:
-                return waiting.popleft()
-            session = connection.take_session()
-            try:
-                return waiting[0].split(n, session)
-            except BaseException:
-                connection.give_session(session)
-                raise
+            if len(waiting[0]) > n:
+                return self._part_of(connection, waiting[0], n)
+            batch = waiting.popleft()
+            while waiting and len(batch) < n:
+                more = waiting[0]
+                if len(batch) + len(more) > n:
+                    more = self._part_of(connection, more, n - len(batch))
+                else:
+                    waiting.popleft()
+                batch.absorb(more)
+                connection.give_session(more.owner)
+            return batch
+
+    def _part_of(self, connection: Connection, batch: _native.Batch, n: int) -> _native.Batch:
+        """The first n items of a batch that has more, with a session of their own."""
+        session = connection.take_session()
+        try:
+            return batch.split(n, session)
+        except BaseException:
+            connection.give_session(session)
+            raise
 
     def _keep(self, connection: Connection, number: int, batch: _native.Batch) -> None:
         """A call that failed after drawing: where sampling consumes, nothing may be lost."""
@@ -445,7 +459,7 @@ class Client:
 
     def _draw_ahead(
         self, table: str, n: int, timeout: float | None, stopped: Callable[[], bool]
-    ) -> ReplaySample | None:
+    ) -> Prefetched | None:
         """As `sample_batch`, but ends soon after `stopped` says so, with what was drawn until then.
 
         None: nothing was.
@@ -468,7 +482,22 @@ class Client:
                     ) from None
                 continue
             if len(batch) == n or stopped() or time.monotonic() >= end:
-                return self._delivered(connection, number, batch, None)
+                return self._prefetched(connection, number, batch)
+
+    def _prefetched(self, connection: Connection, number: int, batch: _native.Batch) -> Prefetched:
+        """A gathered batch. Where sampling consumes, it stays pinned until it is delivered."""
+        if connection.configs[number].max_times_sampled <= 0:
+            return Prefetched(self._delivered(connection, number, batch, None), _nothing, _nothing)
+        try:
+            sample = gather(connection, batch, None)
+        except BaseException:
+            self._keep(connection, number, batch)
+            raise
+        return Prefetched(
+            sample,
+            lambda: self._finish(connection, batch),
+            lambda: self._keep(connection, number, batch),
+        )
 
     def borrow(self, table: str, n: int = 1, timeout: float | None = None) -> Borrowed:
         """Samples n items without copying: a context manager that gives read-only views.
@@ -656,6 +685,10 @@ class Borrowed:
     ) -> None:
         """Lets go: the pins end with the last view."""
         self._batch = None
+
+
+def _nothing() -> None:
+    """Delivering or dropping a copy of items that are still in their table asks for nothing."""
 
 
 def checked_batch_size(value: Any) -> int:

@@ -6,6 +6,7 @@ one. The C core holds its own copy of those that shape shared memory.
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 from typing import Any, Final
@@ -117,12 +118,26 @@ def checked_timeout(timeout: Any) -> float | None:
             f"Got timeout {timeout!r} of type {type(timeout).__name__}; expected seconds as a"
             " number, or None to wait for ever."
         )
-    seconds = float(timeout)
+    try:
+        seconds = float(timeout)
+    except OverflowError:  # an int beyond all floats is as good as for ever
+        seconds = math.inf if timeout > 0 else 0.0  # type: ignore[operator]
     if seconds != seconds:
         raise InvalidArgumentError(
             f"Got timeout {timeout!r}; expected seconds, or None to wait for ever."
         )
     return seconds
+
+
+def checked_timeout_ms(timeout_ms: Any) -> float | None:
+    """Returns a timeout in milliseconds as seconds.
+
+    Raises:
+        ArgumentTypeError: It is not a number.
+        InvalidArgumentError: It is NaN.
+    """
+    seconds = checked_timeout(timeout_ms)
+    return None if seconds is None else seconds / 1000
 
 
 def checked_int(name: str, value: Any) -> int:

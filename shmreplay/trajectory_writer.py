@@ -185,9 +185,10 @@ class TrajectoryWriter(WriterCore):
             raise errors.InvalidArgumentError(
                 f"block_until_num_items must be >= 0, got {block_until_num_items}"
             )
+        seconds = limits.checked_timeout_ms(timeout_ms)
         self._check_usable()
-        forever = timeout_ms is None or timeout_ms <= 0
-        self._wait_for(n, None if forever else (timeout_ms or 0) / 1000, "flush")
+        forever = seconds is None or seconds <= 0
+        self._wait_for(n, None if forever else seconds, "flush")
 
     def end_episode(self, clear_buffers: bool = True, timeout_ms: int | None = None) -> None:
         """Waits for all created items, then starts a new episode at step 0.
@@ -195,13 +196,14 @@ class TrajectoryWriter(WriterCore):
         Args:
             clear_buffers: Let all references into the history expire. With False, items may
                 reach back over the end of the episode.
-            timeout_ms: Milliseconds to wait at most; None: for ever.
+            timeout_ms: Milliseconds to wait at most; None: for ever; 0: do not wait.
 
         Raises:
             DeadlineExceededError: The time is over; nothing was changed.
         """
+        seconds = limits.checked_timeout_ms(timeout_ms)
         self._check_usable()
-        self._wait_for(0, None if timeout_ms is None else max(timeout_ms, 0) / 1000, "end_episode")
+        self._wait_for(0, None if seconds is None else max(seconds, 0.0), "end_episode")
         self.finish_episode(clear_buffers)
 
     def configure(

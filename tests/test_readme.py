@@ -55,6 +55,10 @@ def test_commands_exist(code: str) -> None:
             assert command[:3] == ["python", "-m", "bench"], command
 
 
+def test_nothing_is_left_to_fill_in() -> None:
+    assert not re.findall(r"\b[A-Z]+_[A-Z_]*SECTION\b", README)
+
+
 def test_both_commands_stand_at_the_top() -> None:
     top = README[: README.index("## ")]
     assert "scripts/quickstart" in top

@@ -151,6 +151,7 @@ cdef extern from "Python.h":
         pass
     ctypedef void *PyThread_type_lock
     PyThread_type_lock PyThread_allocate_lock()
+    unsigned long PyThread_get_thread_ident()
     void PyThread_free_lock(PyThread_type_lock lock)
     int PyThread_acquire_lock(PyThread_type_lock lock, int wait) nogil
     void PyThread_release_lock(PyThread_type_lock lock) nogil

@@ -456,6 +456,38 @@ cdef class Batch:
             raise_status(rc, "dividing a batch")
         return first
 
+    def absorb(self, Batch other):
+        """Take all items of another batch behind one's own; it is then empty.
+
+        Pins are never given up in between.
+        """
+        cdef uint32_t i, held = 0
+        cdef int rc
+        if other.n == 0:
+            return
+        other.bound(0)
+        self.session.usable()
+        self.extend_to(self.n + other.n)
+        rc = sr_ledger_reserve(&self.session.ses, other.n)
+        if rc == SR_OK:
+            memcpy(self.items + self.n, other.items, other.n * sizeof(sr_sampled))
+            for i in range(other.n):
+                rc = sr_hold(&self.session.ses, other.items[i].ref, &self.items[self.n].position)
+                if rc != SR_OK:
+                    break
+                self.n += 1
+                held += 1
+        if rc != SR_OK:
+            # The other keeps all of its items: give back what is held twice.
+            for i in range(held):
+                self.n -= 1
+                sr_release(&self.session.ses, 1, &self.items[self.n].position)
+            raise_status(rc, "joining batches")
+        rc = other.drop()
+        if rc != SR_OK:
+            raise_status(rc, "joining batches")
+        other.n = 0
+
     def __len__(self):
         return self.n
 

@@ -321,11 +321,11 @@ cdef class ColumnHistory:
             start = bound_of(self.column.path, start, n, n)
             stop = n if stop == PY_SSIZE_T_MAX else bound_of(self.column.path, stop, n, n)
             return self.cells(
-                start, step, (stop - start + step - 1) // step if stop > start else 0, False)
+                start, step, (stop - start - 1) // step + 1 if stop > start else 0, False)
         start = n - 1 if start == PY_SSIZE_T_MAX else bound_of(self.column.path, start, n, n - 1)
         stop = -1 if stop == PY_SSIZE_T_MIN else bound_of(self.column.path, stop, n, n - 1)
         return self.cells(
-            start, step, (start - stop - step - 1) // -step if start > stop else 0, False)
+            start, step, (start - stop - 1) // -step + 1 if start > stop else 0, False)
 
     cdef TrajectoryColumn cells(self, Py_ssize_t start, Py_ssize_t step, Py_ssize_t count,
                                 bint squeeze):
@@ -591,6 +591,7 @@ cdef class WriterCore:
 
     cdef readonly Session session
     cdef PyThread_type_lock lock
+    cdef unsigned long owner             # thread that holds the lock, 0: none
     cdef readonly bint closed
     cdef readonly int64_t keep_alive
     cdef readonly dict tables            # name -> number
@@ -647,15 +648,22 @@ cdef class WriterCore:
             # it back here.
             self.session.store.usable()
         if not PyThread_acquire_lock(self.lock, 0):
+            if self.owner == PyThread_get_thread_ident():
+                # By a leaf's __array__, or a signal handler, that calls the writer it is given to.
+                raise errors.WriterStateError(
+                    "the writer was called from within a call of its own, on the same thread")
             with nogil:
                 PyThread_acquire_lock(self.lock, 1)
+        self.owner = PyThread_get_thread_ident()
         if self.closed:
+            self.owner = 0
             PyThread_release_lock(self.lock)
             raise errors.WriterClosedError(
                 "Close has been called on this writer; make a new one to go on writing")
         return 0
 
     cdef inline void leave(self) noexcept:
+        self.owner = 0
         PyThread_release_lock(self.lock)
 
     cdef inline Py_ssize_t history_length(self) noexcept:
@@ -1173,6 +1181,10 @@ cdef class WriterCore:
             array = as_array(leaf, path)
             if dtype_code(array.dtype, path) != c.code or array.shape != c.shape:
                 return False
+        try:
+            self.check_structure(data)
+        except errors.SignatureError:
+            return False  # the same paths in other containers
         return True
 
     def check_item(self, uint32_t t, str table, trajectory):
@@ -1541,8 +1553,12 @@ cdef class WriterCore:
             # Gives up what this process has of it, without the lock: see enter().
             self.session.close()
             return 0
-        with nogil:
-            PyThread_acquire_lock(self.lock, 1)
+        if not PyThread_acquire_lock(self.lock, 0):
+            if self.owner == PyThread_get_thread_ident():
+                raise errors.WriterStateError(
+                    "the writer was closed from within a call of its own, on the same thread")
+            with nogil:
+                PyThread_acquire_lock(self.lock, 1)
         if self.closed:
             PyThread_release_lock(self.lock)
             return 0

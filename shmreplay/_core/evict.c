@@ -8,8 +8,9 @@
 
 /* The stripe whose item must go next, by what the stripes published: oldest item for fifo, by
  * size or mass for the random ones. SR_NONE: nothing there. */
-static uint32_t choose(const sr_store *st, const sr_table *t, uint64_t *rng, uint64_t *oldest) {
-    *oldest = UINT64_MAX;
+static uint32_t choose(const sr_store *st, const sr_table *t, uint64_t *rng, uint64_t *others) {
+    uint64_t oldest = UINT64_MAX;
+    *others = UINT64_MAX;
     if (t->n_stripes == 1) return 0;
     double mass[SR_STRIPES_MAX];
     double size[SR_STRIPES_MAX];
@@ -23,9 +24,13 @@ static uint32_t choose(const sr_store *st, const sr_table *t, uint64_t *rng, uin
         size_total += size[i];
         mass_total += mass[i];
         uint64_t seq = atomic_load_explicit(&s->oldest_seq, memory_order_relaxed);
-        if (size[i] > 0 && seq < *oldest) {
-            *oldest = seq;
+        if (size[i] <= 0) continue;
+        if (seq < oldest) {
+            *others = oldest;
+            oldest = seq;
             first = i;
+        } else if (seq < *others) {
+            *others = seq;
         }
     }
     if (t->remover_kind == SR_SEL_FIFO) return first;
@@ -43,7 +48,7 @@ static uint32_t choose(const sr_store *st, const sr_table *t, uint64_t *rng, uin
 }
 
 /* Evict from one stripe while it holds the next victim. Gives the number removed. */
-static int evict_from(sr_ses *ses, sr_table *t, uint32_t number, uint64_t oldest,
+static int evict_from(sr_ses *ses, sr_table *t, uint32_t number, uint64_t others,
                       const sr_grant *g, uint64_t *rng, uint64_t want, uint64_t *removed,
                       int *stale) {
     sr_store *st = ses->st;
@@ -57,14 +62,11 @@ static int evict_from(sr_ses *ses, sr_table *t, uint32_t number, uint64_t oldest
         uint32_t slot;
         double prob;
         sr_index_sample(st, remover, (enum sr_selector)t->remover_kind, rng, 1, &slot, &prob);
-        /* With several stripes another inserter may have taken the oldest meanwhile: look again. */
-        if (t->n_stripes > 1 && t->remover_kind == SR_SEL_FIFO &&
-            sr_slot_at(st, s, slot)->seq != oldest) {
-            break;
-        }
+        /* Older than all in the other stripes? Else look at all of them again. */
+        if (t->remover_kind == SR_SEL_FIFO && sr_slot_at(st, s, slot)->seq >= others) break;
         rc = sr_stripe_remove(st, t, s, slot);
         (*removed)++;
-        if (rc != SR_OK || t->n_stripes > 1) break;
+        if (rc != SR_OK || (t->n_stripes > 1 && t->remover_kind != SR_SEL_FIFO)) break;
     }
     sr_stripe_hints(st, s);
     sr_owe_deletes(ses, *stale ? 0 : -(int32_t)(want - *removed), g->epoch);
@@ -80,11 +82,11 @@ int sr_evict(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t want) {
     uint32_t fruitless = 0;
     while (removed < want) {
         uint64_t before = removed;
-        uint64_t oldest;
-        uint32_t number = choose(st, t, &rng, &oldest);
+        uint64_t others;
+        uint32_t number = choose(st, t, &rng, &others);
         int stale = 0;
         if (number != SR_NONE) {
-            int rc = evict_from(ses, t, number, oldest, g, &rng, want, &removed, &stale);
+            int rc = evict_from(ses, t, number, others, g, &rng, want, &removed, &stale);
             if (rc != SR_OK) return rc;
         }
         if (stale) return SR_OK; /* a reset emptied the table and zeroed the counters */

@@ -160,10 +160,12 @@ int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uin
     sr_table *t = sr_table_at(ses->st, table);
     int rc = sr_lock(ses->st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
-    if (g->epoch == atomic_load_explicit(&t->epoch, memory_order_relaxed)) {
-        t->pending_samples -= (int64_t)g->granted;
-        t->samples += (int64_t)drawn;
-        t->deletes += (int64_t)removed;
+    /* Budget was taken and draws were made under epochs of their own: a reset may lie between. */
+    uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
+    if (g->epoch == epoch) t->pending_samples -= (int64_t)g->granted;
+    if (ses->shared->owed_epoch == epoch) {
+        t->samples += ses->shared->owed_samples;
+        t->deletes += ses->shared->owed_deletes;
     }
     ses->shared->reserved_samples = 0;
     ses->shared->owed_samples = ses->shared->owed_deletes = 0;

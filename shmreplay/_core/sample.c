@@ -15,7 +15,9 @@ typedef struct {
     sr_table *t;
     uint64_t rng;
     uint64_t removed; /* items that reached max_times_sampled */
-    int32_t drawn;    /* under this grant, in all stripes */
+    uint64_t removed_seen; /* of these, told to the limiter's books */
+    uint64_t epoch;        /* of the last draw: a reset may come between two stripes */
+    int32_t drawn, taken;  /* draws and removals under that epoch */
     int status;
 } draw_ctx;
 
@@ -45,9 +47,13 @@ static void count_sample(draw_ctx *c, sr_slot *slot) {
 
 /* Note what was drawn and removed so far, before the stripe's lock goes. */
 static void owe(draw_ctx *c, uint32_t drawn) {
+    uint64_t epoch = atomic_load_explicit(&c->t->epoch, memory_order_relaxed);
+    if (epoch != c->epoch) c->drawn = c->taken = 0;
+    c->epoch = epoch;
     c->drawn += (int32_t)drawn;
-    sr_owe_samples(c->ses, c->drawn, (int32_t)c->removed,
-                   atomic_load_explicit(&c->t->epoch, memory_order_relaxed));
+    c->taken += (int32_t)(c->removed - c->removed_seen);
+    c->removed_seen = c->removed;
+    sr_owe_samples(c->ses, c->drawn, c->taken, epoch);
 }
 
 /* n draws from a stripe that is locked and not empty, none of which removes anything. Each one's
@@ -250,8 +256,9 @@ static int sample_some(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out,
         *seq = g.seq;
         if (g.granted == 0) return SR_WOULD_BLOCK;
         c.rng = g.seed;
-        c.removed = 0;
-        c.drawn = 0;
+        c.removed = c.removed_seen = 0;
+        c.drawn = c.taken = 0;
+        c.epoch = g.epoch;
         uint32_t granted = (uint32_t)g.granted;
         uint32_t drawn;
         if (c.t->n_stripes == 1) {
