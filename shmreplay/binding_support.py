@@ -49,17 +49,26 @@ def as_array(leaf: Any, path: Path, most_dims: int = MAX_DIMS) -> npt.NDArray[An
     return array if array.flags.c_contiguous else array.copy(order="C")
 
 
-def table_not_found(name: object, tables: Mapping[str, int]) -> errors.ReverbError:
-    """The error for a table that is not there; names those that are."""
+def table_not_found(
+    name: object, tables: Mapping[str, int], *, for_item: bool = False
+) -> errors.ReverbError:
+    """The error for a table that is not there; names those that are.
+
+    Args:
+        name: What was given.
+        tables: Those that there are.
+        for_item: Say, as Reverb's writers do, that it was to hold an item.
+    """
     there = ", ".join(repr(t) for t in sorted(tables))
     if not isinstance(name, str):
         return errors.ArgumentTypeError(
             f"a table is named by a str, got {type(name).__name__}: {name!r}. "
             f"The server has these tables: {there}."
         )
+    what = f"Unable to create item in table {name!r} since the table could not be found. "
     return errors.TableNotFoundError(
-        f"Unable to create item in table {name!r} since the table could not be found. "
-        f"Priority table {name} was not found. The server has these tables: {there}."
+        f"{what if for_item else ''}Priority table {name} was not found. "
+        f"The server has these tables: {there}."
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmreplay import _native, errors, item_schema, reverb_types, tree
+from shmreplay.binding_support import table_not_found
 from shmreplay.item_schema import ItemSchema, Leaf
 from shmreplay.store import Store
 from shmreplay.table import TableConfig
@@ -126,20 +127,8 @@ class Connection:
         """
         number = self.tables.get(table) if isinstance(table, str) else None
         if number is None:
-            raise self.not_found(table)
+            raise table_not_found(table, self.tables)
         return number
-
-    def not_found(self, table: object) -> errors.ReverbError:
-        """The error for a table that is not there."""
-        there = ", ".join(repr(t) for t in sorted(self.tables))
-        if not isinstance(table, str):
-            return errors.ArgumentTypeError(
-                f"a table is named by a str, got {type(table).__name__}: {table!r}. "
-                f"The server has these tables: {there}."
-            )
-        return errors.TableNotFoundError(
-            f"Priority table {table} was not found. The server has these tables: {there}."
-        )
 
     def info(self, number: int) -> reverb_types.TableInfo:
         """Settings and counters of a table at this moment."""

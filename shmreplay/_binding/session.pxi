@@ -140,14 +140,6 @@ cdef class Session:
             raise_status(rc, "deleting items")
         return deleted
 
-    def contains(self, uint32_t table, uint64_t key):
-        """Is the key in the table?"""
-        self.usable()
-        cdef int rc = sr_contains(&self.ses, table, key)
-        if rc < 0:
-            raise_status(rc, "looking a key up")
-        return bool(rc)
-
     def reset(self, uint32_t table):
         """Empty the table and zero its counters."""
         self.usable()
@@ -156,11 +148,6 @@ cdef class Session:
             rc = sr_reset(&self.ses, table)
         if rc != SR_OK:
             raise_status(rc, "resetting a table")
-
-    def priority_ok(self, uint32_t table, double priority):
-        """Does the table take this priority?"""
-        self.usable()
-        return bool(sr_priority_ok(&self.store.st, table, priority))
 
     def first_bad_priority(self, uint32_t table, priorities):
         """Index of the first of float64[N] that the table does not take, or -1."""

@@ -1059,7 +1059,7 @@ cdef class WriterCore:
         cdef int rc
         number = self.tables.get(table) if isinstance(table, str) else None
         if number is None:
-            raise table_not_found(table, self.tables)
+            raise table_not_found(table, self.tables, for_item=True)
         cdef uint32_t t = number
         cdef double p = self.checked_priority(t, table, priority)
         if self.pending:
