@@ -49,11 +49,13 @@ CORE_LAYERS = [
     {"internal.h"},
     {"lock"},
     {"arena.h", "table.h"},
-    {"arena_chunks.h", "arena.c", "arena_check.c", "commit.c", "schema.c", "index.h"},
+    {"arena_chunks.h", "arena.c", "arena_check.c", "arena_rebuild.c", "commit.c"},
+    {"schema.c", "index.h"},
     {"index_fifo", "index_heap", "index_sumtree", "index_uniform", "index.c"},
     {"ledger", "steps", "refs.c", "gather.c"},
-    {"stripe", "limiter"},
-    {"evict"},
+    {"stripe", "stripe_rebuild.c", "limiter", "reach"},
+    {"evict", "lock_all"},
+    {"repair.c"},
     {"insert.c", "sample.c", "keys.c", "session.c", "store.c", "check.c"},
 ]
 

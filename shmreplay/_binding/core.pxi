@@ -55,7 +55,8 @@ cdef extern from "_core/shmreplay.h" nogil:
     ctypedef struct sr_store_stats:
         uint64_t capacity, committed, fixed, index_committed
         uint64_t arena_committed, arena_used, arena_free, arena_allocs
-        uint32_t participants, sessions, dirty, closed
+        uint64_t repairs
+        uint32_t participants, sessions, poisoned, closed
 
     uint64_t sr_layout_signature()
     uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *tables)
@@ -91,8 +92,8 @@ cdef extern from "_core/shmreplay.h" nogil:
     uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap)
     uint32_t sr_block_columns(const sr_store *st, uint64_t block)
     void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row)
-    void sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode)
-    void sr_block_append(sr_ses *ses, uint64_t block, const void **src, uint64_t episode)
+    int sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode)
+    int sr_block_append(sr_ses *ses, uint64_t block, const void **src, uint64_t episode)
 
     ctypedef struct sr_run:
         uint64_t block

@@ -290,7 +290,7 @@ cdef class Session:
                         sr_copy(
                             sr_block_cell(&self.store.st, block, i, 0),
                             <char *>bufs[i].buf + at * row_bytes[i], rows * row_bytes[i])
-                    sr_block_publish(&self.ses, block, rows, episode)
+                    rc = sr_block_publish(&self.ses, block, rows, episode)
                     for i in range(rows):
                         items[i].ref = SR_REF(block, SR_KIND_BLOCK)
                         items[i].row_start = i

@@ -36,9 +36,9 @@ cdef raise_status(int rc, str what):
             f"{what}: the server has closed this store; start it again and attach anew.")
     if rc == SR_CORRUPT:
         raise errors.TableCorruptedError(
-            f"{what}: a process died in the middle of a change, or a consistency check failed; "
-            "the table is shut to "
-            "prevent wrong answers. Restart the server.")
+            f"{what}: what the table holds contradicts itself, and repairing it did not help; it "
+            "is shut, to prevent wrong answers. `shmreplay dump` still reads its data; restart the "
+            "server to start anew.")
     if rc == SR_LIMIT:
         raise errors.StoreLimitError(
             f"{what}: no free entry left in the store (its bounds on attached processes, open "
@@ -280,7 +280,8 @@ cdef class Store:
             "index_bytes": s.index_committed, "arena_committed_bytes": s.arena_committed,
             "arena_used_bytes": s.arena_used, "arena_free_bytes": s.arena_free,
             "arena_allocations": s.arena_allocs, "participants": s.participants,
-            "sessions": s.sessions, "dirty": s.dirty, "closed": s.closed,}
+            "sessions": s.sessions, "repairs": s.repairs, "poisoned_tables": s.poisoned,
+            "closed": s.closed,}
 
     def committer_step(self):
         """Wait at most 0.1 s for an arena to run low, then commit ahead.

@@ -769,7 +769,9 @@ cdef class WriterCore:
                 if (found == NULL
                         or plain_leaf(<Column>plan.columns[i], found, scratch[i]) != src[i]):
                     return False
-        sr_block_append(&self.session.ses, group.block, src, self.episode)
+        cdef int rc = sr_block_append(&self.session.ses, group.block, src, self.episode)
+        if rc != SR_OK:
+            raise_status(rc, "writing a step")
         for i in range(n):
             (<Column>plan.columns[i]).push(self.step, group.block, group.rows, i)
         group.rows += 1
@@ -874,11 +876,14 @@ cdef class WriterCore:
         return 0
 
     cdef int copy_row(self, Group group, const void **src) except -1:
+        cdef int rc
         if group.total < NOGIL_BYTES:
-            sr_block_append(&self.session.ses, group.block, src, self.episode)
+            rc = sr_block_append(&self.session.ses, group.block, src, self.episode)
         else:
             with nogil:
-                sr_block_append(&self.session.ses, group.block, src, self.episode)
+                rc = sr_block_append(&self.session.ses, group.block, src, self.episode)
+        if rc != SR_OK:
+            raise_status(rc, "writing a step")
         return 0
 
     # -------------------------------------------------------------- blocks
@@ -993,13 +998,16 @@ cdef class WriterCore:
 
     def place_close(self, bint keep):
         """Publish the row that was written in place, or drop it."""
+        cdef int rc
         self.enter()
         try:
             if not self.in_place:
                 return
             self.in_place = False
             if keep:
-                sr_block_publish(&self.session.ses, self.place_group.block, 1, self.episode)
+                rc = sr_block_publish(&self.session.ses, self.place_group.block, 1, self.episode)
+                if rc != SR_OK:
+                    raise_status(rc, "writing a step")
                 for i, c in enumerate(self.place_group.columns):
                     (<Column>c).push(
                         self.step, self.place_group.block, self.place_group.rows, <uint32_t>i)

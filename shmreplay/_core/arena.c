@@ -80,7 +80,7 @@ static inline void carve(sr_store *st, sr_arena *a, uint64_t c, uint64_t size, e
 static inline int alloc_in(sr_store *st, sr_arena *a, enum sr_kind kind, uint64_t size,
                            int may_grow, _Atomic uint64_t *inflight, uint64_t *off) {
     uint64_t c, low = 0;
-    int rc = sr_lock(st, &a->lock);
+    int rc = sr_lock_inner(st, &a->lock);
     if (SR_UNLIKELY(rc != SR_OK)) return rc;
     rc = find_fit(st, a, size, &c);
     if (SR_UNLIKELY(rc == SR_OK && c == 0)) {
@@ -110,7 +110,7 @@ static int alloc_failed(sr_store *st, int status, uint64_t bytes) {
     uint64_t left = status == SR_FULL ? capacity_left(st->hdr) : sr_file_system_left(st);
     for (uint32_t i = 0; i < st->hdr->n_arenas; i++) {
         sr_arena *a = &arenas(st)[i];
-        int rc = sr_lock(st, &a->lock);
+        int rc = sr_lock_inner(st, &a->lock);
         if (rc != SR_OK) return rc;
         left += a->free_bytes;
         sr_unlock(&a->lock);
@@ -125,14 +125,14 @@ int sr_alloc(sr_store *st, uint32_t arena, enum sr_kind kind, uint64_t bytes,
     if (bytes > PAYLOAD_MAX) return alloc_failed(st, SR_FULL, bytes);
     uint64_t size = sr_align(bytes + SR_CHUNK_HEAD, CHUNK_MIN);
     int rc = alloc_in(st, &arenas(st)[arena], kind, size, 1, inflight, off);
-    if (SR_LIKELY(rc == SR_OK) || rc == SR_CORRUPT) return rc;
+    if (SR_LIKELY(rc == SR_OK) || rc == SR_CORRUPT || rc == SR_DIRTY) return rc;
     /* Elsewhere what is there already; then, if it was only this arena that is at its end, more
      * memory elsewhere. */
     for (int may_grow = 0; may_grow <= (rc == SR_FULL); may_grow++) {
         for (uint32_t i = 1; i < n; i++) {
             sr_arena *a = &arenas(st)[(arena + i) % n];
             int other = alloc_in(st, a, kind, size, may_grow, inflight, off);
-            if (other == SR_OK || other == SR_CORRUPT) return other;
+            if (other == SR_OK || other == SR_CORRUPT || other == SR_DIRTY) return other;
             if (other != SR_FULL) rc = other;
         }
     }
@@ -152,11 +152,12 @@ static inline uint64_t live_flags(const sr_store *st, const sr_arena *a, uint64_
     return ok ? flags : 0;
 }
 
-int sr_free(sr_store *st, uint64_t off) {
+static int free_payload(sr_store *st, uint64_t off, _Atomic uint64_t *inflight) {
     sr_arena *a = off % SR_LINE == 0 ? arena_of(st, off) : NULL;
     if (SR_UNLIKELY(a == NULL)) return SR_CORRUPT;
-    int rc = sr_lock(st, &a->lock);
+    int rc = sr_lock_inner(st, &a->lock);
     if (SR_UNLIKELY(rc != SR_OK)) return rc;
+    if (inflight != NULL) atomic_store_explicit(inflight, 0, memory_order_release);
     uint64_t c = off - SR_CHUNK_HEAD, flags = live_flags(st, a, off), size = size_of(flags);
     uint64_t after = c + size, before = 0;
     uint64_t after_flags = flags == 0 ? 0 : flags_get(chunk_at(st, after));
@@ -186,10 +187,41 @@ int sr_free(sr_store *st, uint64_t off) {
     return ok ? SR_OK : SR_CORRUPT;
 }
 
+int sr_free(sr_store *st, uint64_t off) { return free_payload(st, off, NULL); }
+
+int sr_free_inflight(sr_store *st, _Atomic uint64_t *inflight) {
+    uint64_t off = atomic_load_explicit(inflight, memory_order_relaxed);
+    return off == 0 ? SR_OK : free_payload(st, off, inflight);
+}
+
+int sr_alloc_outer(sr_store *st, uint32_t arena, enum sr_kind kind, uint64_t bytes,
+                   _Atomic uint64_t *inflight, uint64_t *off) {
+    int rc = sr_alloc(st, arena, kind, bytes, inflight, off);
+    while (SR_UNLIKELY(rc == SR_DIRTY)) {
+        rc = sr_repair(st);
+        if (rc == SR_OK) rc = sr_alloc(st, arena, kind, bytes, inflight, off);
+    }
+    return rc;
+}
+
+int sr_free_outer(sr_store *st, _Atomic uint64_t *inflight) {
+    int rc = sr_free_inflight(st, inflight);
+    while (SR_UNLIKELY(rc == SR_DIRTY)) {
+        rc = sr_repair(st);
+        if (rc == SR_OK) rc = sr_free_inflight(st, inflight);
+    }
+    return rc;
+}
+
 uint64_t sr_alloc_bytes(const sr_store *st, uint64_t off) {
     const sr_arena *a = off % SR_LINE == 0 ? arena_of(st, off) : NULL;
     uint64_t flags = a == NULL ? 0 : live_flags(st, a, off);
     return flags == 0 ? 0 : size_of(flags) - SR_CHUNK_HEAD;
+}
+
+uint32_t sr_arena_number(const sr_store *st, uint64_t off) {
+    const sr_arena *a = arena_of(st, off);
+    return a == NULL ? SR_NONE : (uint32_t)(a - arenas(st));
 }
 
 enum sr_kind sr_alloc_kind(const sr_store *st, uint64_t off) {

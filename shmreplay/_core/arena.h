@@ -39,18 +39,30 @@ void sr_arena_init(sr_store *st, sr_arena *a, uint64_t start, uint64_t end);
  * repair can see it before anything refers to it. Order: free lists of the preferred arena;
  * commit more there (at least one extent, but a smaller step where the capacity does not allow a
  * whole one); free lists of the other arenas. Contents are not cleared. Returns SR_OK, SR_FULL,
- * SR_NOSPACE, SR_CORRUPT. Lock state: takes arena locks, one at a time; caller may hold
- * limiter/stripe locks. */
+ * SR_NOSPACE, SR_CORRUPT; SR_DIRTY (lock.h) with nothing allocated. Lock state: takes arena locks,
+ * one at a time; caller may hold any lock that comes before. */
 int sr_alloc(sr_store *st, uint32_t arena, enum sr_kind kind, uint64_t bytes,
              _Atomic uint64_t *inflight, uint64_t *off);
 
 /* Return an allocation. `off` must be a live payload offset: checked (range, alignment, kind,
- * not free) -> SR_CORRUPT. Coalesces with free neighbours. Takes the arena's lock. */
+ * not free) -> SR_CORRUPT. Coalesces with free neighbours. Takes the arena's lock; SR_DIRTY: it is
+ * not freed. */
 int sr_free(sr_store *st, uint64_t off);
+/* The same for what stands in an inflight word, which is cleared under the same lock, first: dying
+ * after that leaves it to the repair, dying before it leaves the word. */
+int sr_free_inflight(sr_store *st, _Atomic uint64_t *inflight);
+
+/* sr_alloc and sr_free_inflight for who holds no lock: repair where that is needed, never
+ * SR_DIRTY. */
+int sr_alloc_outer(sr_store *st, uint32_t arena, enum sr_kind kind, uint64_t bytes,
+                   _Atomic uint64_t *inflight, uint64_t *off);
+int sr_free_outer(sr_store *st, _Atomic uint64_t *inflight);
 
 /* Usable payload bytes of a live allocation, 0 if `off` is not one. No lock: for the holder of a
  * reference. */
 uint64_t sr_alloc_bytes(const sr_store *st, uint64_t off);
+/* Number of the arena in whose range `off` lies, SR_NONE: none. */
+uint32_t sr_arena_number(const sr_store *st, uint64_t off);
 enum sr_kind sr_alloc_kind(const sr_store *st, uint64_t off);
 
 /* The committer's step, in the background: where an arena has less than half an extent free (in
@@ -65,6 +77,15 @@ int sr_commit_ahead(sr_store *st);
  * called for each live allocation. Takes the arena's lock. */
 typedef void (*sr_visit)(void *ctx, uint64_t off, enum sr_kind kind, uint64_t payload_bytes);
 int sr_arena_check(sr_store *st, uint32_t arena, sr_visit visit, void *ctx);
+/* Make the books anew, for sr_repair: chunks, lists and sums from what is alive. `next` gives the
+ * first live payload at or after `from` and before `end` (0: none); the headers of live chunks are
+ * sound, nothing else is. SR_OK, or SR_CORRUPT where they overlap or leave the arena. Under the
+ * lock. */
+/* Do its range and its committed end make sense? */
+int sr_arena_bounds_ok(const sr_store *st, const sr_arena *a);
+typedef uint64_t (*sr_next_live)(void *ctx, uint64_t from, uint64_t end);
+int sr_arena_rebuild(sr_store *st, sr_arena *a, sr_next_live next, void *ctx);
+
 /* The same for who holds the arena's lock. */
 int sr_arena_check_locked(const sr_store *st, const sr_arena *a, sr_visit visit, void *ctx);
 

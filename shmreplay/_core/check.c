@@ -3,7 +3,9 @@
 #include "arena.h"
 #include "index.h"
 #include "ledger.h"
+#include "limiter.h"
 #include "lock.h"
+#include "lock_all.h"
 #include "steps.h"
 #include "stripe.h"
 #include "table.h"
@@ -93,8 +95,7 @@ static int check_stripe(sr_store *st, const sr_table *t, sr_stripe *s, uint64_t 
     return SR_OK;
 }
 
-/* Is no operation in progress? Those that are may have acted on the slots and not yet on the
- * counters. */
+/* Is no operation in progress? Those that are may have inserted and not evicted yet. */
 static int quiet(const sr_store *st) {
     const sr_session *s = sr_ptr(st, st->hdr->sessions_off);
     for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
@@ -103,8 +104,11 @@ static int quiet(const sr_store *st) {
     return 1;
 }
 
-static int check_table(sr_store *st, uint32_t table, why *w) {
+int sr_check_table_locked(sr_store *st, uint32_t table, char *text, uint64_t text_bytes) {
+    why place = {.text = text, .bytes = text_bytes}, *w = &place;
     sr_table *t = sr_table_at(st, table);
+    uint32_t poisoned = atomic_load_explicit(&t->poisoned, memory_order_relaxed);
+    if (poisoned != SR_SOUND) FAIL(w, "table %s is poisoned (reason %u)", t->name, poisoned);
     int64_t total = 0;
     for (uint32_t k = 0; k < t->n_stripes; k++) {
         uint64_t n_live;
@@ -112,27 +116,30 @@ static int check_table(sr_store *st, uint32_t table, why *w) {
         if (rc != SR_OK) return rc;
         total += (int64_t)n_live;
     }
-    if (!quiet(st)) return SR_OK;
-    if (t->pending != 0 || t->pending_samples != 0) {
-        FAIL(w, "table %s: limiter budget lost", t->name);
+    sr_books b = sr_limiter_books(st, table);
+    if (t->pending != b.inserts || t->pending_samples != b.samples) {
+        FAIL(w, "table %s: limiter budget lost: %lld and %lld pending, %lld and %lld reserved",
+             t->name, (long long)t->pending, (long long)t->pending_samples, (long long)b.inserts,
+             (long long)b.samples);
     }
-    if (t->inserts - t->deletes != total) {
-        FAIL(w, "table %s: %lld inserted, %lld deleted, but %lld there", t->name,
-             (long long)t->inserts, (long long)t->deletes, (long long)total);
+    if (t->inserts - t->deletes + b.owed != total) {
+        FAIL(w, "table %s: %lld inserted, %lld deleted, %lld on their way, but %lld there",
+             t->name, (long long)t->inserts, (long long)t->deletes, (long long)b.owed,
+             (long long)total);
     }
-    if (total > t->max_size) {
+    if (total > t->max_size && quiet(st)) {
         FAIL(w, "table %s: %lld items, at most %lld", t->name, (long long)total,
              (long long)t->max_size);
     }
     return SR_OK;
 }
 
-/* -------------------------------------------------- references, when nothing is in progress */
+/* -------------------------------------------------- references */
 
 typedef struct {
     uint64_t off;
     uint32_t expected;
-    uint32_t kind;
+    uint16_t kind, inflight; /* in flight: its content is nobody's yet, or any more */
 } object;
 
 typedef struct {
@@ -154,7 +161,7 @@ static void collect(void *ctx, uint64_t off, enum sr_kind kind, uint64_t payload
         o->list = list;
         o->cap = cap;
     }
-    o->list[o->n++] = (object){.off = off, .kind = (uint32_t)kind};
+    o->list[o->n++] = (object){.off = off, .kind = (uint16_t)kind};
 }
 
 static int by_offset(const void *a, const void *b) {
@@ -162,13 +169,27 @@ static int by_offset(const void *a, const void *b) {
     return (x->off > y->off) - (x->off < y->off);
 }
 
+static object *find(const objects *o, uint64_t off) {
+    object key = {.off = off};
+    return o->n == 0 ? NULL : bsearch(&key, o->list, o->n, sizeof *o->list, by_offset);
+}
+
 static int refer(const objects *o, uint64_t ref) {
-    object key = {.off = SR_REF_OFF(ref)};
-    if (o->n == 0) return 0;
-    object *found = bsearch(&key, o->list, o->n, sizeof *o->list, by_offset);
+    object *found = find(o, SR_REF_OFF(ref));
     if (found == NULL || found->kind != SR_REF_KIND(ref)) return 0;
     found->expected++;
     return 1;
+}
+
+static int count_inflight(const sr_session *s, uint32_t number, const objects *o, why *w) {
+    for (uint32_t i = 0; i < 2; i++) {
+        uint64_t off = atomic_load_explicit(&s->inflight[i], memory_order_acquire);
+        if (off == 0) continue;
+        object *found = find(o, off);
+        if (found == NULL) FAIL(w, "session %u: what is in flight is not there", number);
+        found->inflight = 1;
+    }
+    return SR_OK;
 }
 
 static int count_roots(sr_store *st, const objects *o, why *w) {
@@ -186,6 +207,8 @@ static int count_roots(sr_store *st, const objects *o, why *w) {
     }
     const sr_session *s = sr_ptr(st, st->hdr->sessions_off);
     for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+        int rc = count_inflight(&s[i], i, o, w);
+        if (rc != SR_OK) return rc;
         if (s[i].ledger_off == 0) continue;
         if (s[i].ledger_off != sr_own_ledger(st, &s[i]) &&
             !refer(o, SR_REF(s[i].ledger_off, SR_KIND_LEDGER))) {
@@ -207,6 +230,7 @@ static int count_roots(sr_store *st, const objects *o, why *w) {
 
 static int count_inner(sr_store *st, const objects *o, why *w) {
     for (uint64_t i = 0; i < o->n; i++) {
+        if (o->list[i].inflight) continue;
         if (o->list[i].kind == SR_KIND_TRAJ) {
             sr_traj *t = sr_ptr(st, o->list[i].off);
             for (uint32_t b = 0; b < t->n_blocks; b++) {
@@ -232,6 +256,7 @@ static int count_inner(sr_store *st, const objects *o, why *w) {
 static int compare_counts(sr_store *st, const objects *o, why *w) {
     for (uint64_t i = 0; i < o->n; i++) {
         const object *x = &o->list[i];
+        if (x->inflight && x->expected == 0) continue;
         const void *p = sr_ptr(st, x->off);
         uint32_t refs = 1;
         if (x->kind == SR_KIND_BLOCK) refs = atomic_load(&((const sr_block *)p)->refs);
@@ -245,29 +270,9 @@ static int compare_counts(sr_store *st, const objects *o, why *w) {
     return SR_OK;
 }
 
-/* What everybody takes who changes references without a table's lock. In the order of layout.h. */
-static int lock_memory(sr_store *st) {
-    int rc = sr_lock(st, &st->hdr->schema_lock);
-    if (rc != SR_OK) return rc;
-    for (uint32_t i = 0; i < st->hdr->n_arenas; i++) {
-        rc = sr_lock(st, &sr_arena_at(st, i)->lock);
-        if (rc == SR_OK) continue;
-        while (i-- > 0) sr_unlock(&sr_arena_at(st, i)->lock);
-        sr_unlock(&st->hdr->schema_lock);
-        return rc;
-    }
-    return SR_OK;
-}
-
-static void unlock_memory(sr_store *st) {
-    for (uint32_t i = st->hdr->n_arenas; i-- > 0;) sr_unlock(&sr_arena_at(st, i)->lock);
-    sr_unlock(&st->hdr->schema_lock);
-}
-
 static int check_references(sr_store *st, why *w) {
     objects o = {0};
-    int rc = lock_memory(st);
-    if (rc != SR_OK) FAIL(w, "an owner died inside an arena's lock");
+    int rc = SR_OK;
     for (uint32_t i = 0; i < st->hdr->n_arenas && rc == SR_OK; i++) {
         int line = sr_arena_check_locked(st, sr_arena_at(st, i), collect, &o);
         if (line != 0) {
@@ -276,37 +281,37 @@ static int check_references(sr_store *st, why *w) {
         }
     }
     if (o.failed) rc = SR_SYS;
-    /* SYNC POINT: whoever changes references between two holds of an arena's lock has said before
-     * the first one that it is busy; whoever is not busy now waits for a lock that we hold. */
-    if (rc == SR_OK && quiet(st)) {
+    if (rc == SR_OK) {
         if (o.n > 0) qsort(o.list, o.n, sizeof *o.list, by_offset);
         rc = count_roots(st, &o, w);
         if (rc == SR_OK) rc = count_inner(st, &o, w);
         if (rc == SR_OK) rc = compare_counts(st, &o, w);
     }
-    unlock_memory(st);
     free(o.list);
+    return rc;
+}
+
+static int check_one(sr_store *st, uint32_t table, char *text, uint64_t text_bytes) {
+    sr_table *t = sr_table_at(st, table);
+    int rc = sr_lock_table(st, t);
+    if (rc != SR_OK) return rc;
+    rc = sr_check_table_locked(st, table, text, text_bytes);
+    sr_unlock_table(st, t);
     return rc;
 }
 
 int sr_check(sr_store *st, uint32_t table, char *text, uint64_t text_bytes) {
     why w = {.text = text, .bytes = text_bytes};
     if (text_bytes > 0) text[0] = 0;
-    uint32_t first = table == SR_NONE ? 0 : table;
-    uint32_t end = table == SR_NONE ? st->hdr->n_tables : table + 1;
-    if (first >= st->hdr->n_tables) return SR_INVALID;
-    int rc = SR_OK;
-    uint32_t locked = first;
-    for (; locked < end; locked++) {
-        rc = sr_lock_table(st, sr_table_at(st, locked));
-        if (rc != SR_OK) {
-            snprintf(text, text_bytes, "table %s: an owner died inside a lock",
-                     sr_table_at(st, locked)->name);
-            break;
-        }
+    if (table != SR_NONE) {
+        return table < st->hdr->n_tables ? check_one(st, table, text, text_bytes) : SR_INVALID;
     }
-    for (uint32_t i = first; i < end && rc == SR_OK; i++) rc = check_table(st, i, &w);
-    if (rc == SR_OK && table == SR_NONE) rc = check_references(st, &w);
-    while (locked-- > first) sr_unlock_table(st, sr_table_at(st, locked));
+    int rc = sr_lock_all(st);
+    if (rc != SR_OK) return rc;
+    for (uint32_t i = 0; i < st->hdr->n_tables && rc == SR_OK; i++) {
+        rc = sr_check_table_locked(st, i, text, text_bytes);
+    }
+    if (rc == SR_OK) rc = check_references(st, &w);
+    sr_unlock_all(st);
     return rc;
 }

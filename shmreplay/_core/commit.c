@@ -178,7 +178,7 @@ int sr_arena_grow(sr_store *st, sr_arena *a, uint64_t size, uint64_t *found) {
 
 /* 1 if an extent (or what others left of it) was added, 0 if not, or a negative status. */
 static int commit_ahead(sr_store *st, sr_arena *a) {
-    int rc = sr_lock(st, &a->lock);
+    int rc = sr_lock_inner(st, &a->lock);
     if (rc != SR_OK) return rc;
     uint64_t from = committed_end(a), bytes = ahead_bytes(st, a);
     uint32_t n_cuts = a->n_cuts;
@@ -190,7 +190,7 @@ static int commit_ahead(sr_store *st, sr_arena *a) {
     rc = sr_commit(st, from, bytes, 0);
     if (rc != SR_OK) return rc;
     sr_populate(st, from, bytes);
-    rc = sr_lock(st, &a->lock);
+    rc = sr_lock_inner(st, &a->lock);
     if (rc != SR_OK) return rc;
     /* An allocation may have grown the arena meanwhile, into the pages that we just committed: the
      * rest is still good. Where the capacity went elsewhere, or the arena was cut and the pages
@@ -232,7 +232,7 @@ uint64_t sr_give_back(sr_store *st, uint64_t bytes) {
     uint64_t given = 0;
     for (uint32_t i = 0; i < st->hdr->n_arenas && given < bytes; i++) {
         sr_arena *a = &arenas(st)[i];
-        if (sr_lock(st, &a->lock) != SR_OK) continue; /* it has nothing that could be trusted */
+        if (sr_lock_inner(st, &a->lock) != SR_OK) continue; /* nothing there can be trusted now */
         uint64_t cut = cut_tail(st, a, bytes - given);
         if (cut > 0 && fallocate(st->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                                  (off_t)committed_end(a), (off_t)cut) != 0) {
@@ -250,7 +250,7 @@ int sr_commit_ahead(sr_store *st) {
     int added = 0;
     for (uint32_t i = 0; i < st->hdr->n_arenas; i++) {
         int rc = commit_ahead(st, &arenas(st)[i]);
-        if (rc < 0) return added > 0 && rc != SR_CORRUPT ? added : rc;
+        if (rc < 0) return added > 0 && rc != SR_CORRUPT && rc != SR_DIRTY ? added : rc;
         added += rc;
     }
     return added;

@@ -54,7 +54,7 @@ static int evict_from(sr_ses *ses, sr_table *t, uint32_t number, uint64_t others
     sr_store *st = ses->st;
     sr_stripe *s = sr_stripe_at(st, t, number);
     sr_stripe_touch(st, s);
-    int rc = sr_lock(st, &s->lock);
+    int rc = sr_lock_stripe(st, t, s);
     if (rc != SR_OK) return rc;
     *stale = atomic_load_explicit(&t->epoch, memory_order_relaxed) != g->epoch;
     sr_index *remover = &s->index[s->remover];
@@ -96,6 +96,26 @@ int sr_evict(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t want) {
             /* Deleters were faster: what we counted as deleted, they counted too. */
             return sr_limiter_settle_delete(ses, table, -(int64_t)(want - removed), g->epoch);
         }
+    }
+    return SR_OK;
+}
+
+int sr_evict_locked(sr_store *st, sr_table *t, uint64_t want) {
+    uint64_t rng = sr_splitmix64(&t->rng);
+    for (uint64_t i = 0; i < want; i++) {
+        uint64_t others;
+        uint32_t number = choose(st, t, &rng, &others);
+        if (number == SR_NONE) break;
+        sr_stripe *s = sr_stripe_at(st, t, number);
+        const sr_index *remover = &s->index[s->remover];
+        if (remover->count == 0) break;
+        uint32_t slot;
+        double prob;
+        sr_index_sample(st, remover, (enum sr_selector)t->remover_kind, &rng, 1, &slot, &prob);
+        int rc = sr_stripe_remove(st, t, s, slot);
+        t->deletes++;
+        sr_stripe_hints(st, s);
+        if (rc != SR_OK) return rc;
     }
     return SR_OK;
 }

@@ -9,4 +9,8 @@
  * SR_CORRUPT. */
 int sr_evict(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t want);
 
+/* Remove and count `want` items by the remover, or all there are. Under all locks of the table.
+ * SR_OK or SR_CORRUPT. Crash: the repair counts what is gone. */
+int sr_evict_locked(sr_store *st, sr_table *t, uint64_t want);
+
 #endif

@@ -126,6 +126,36 @@ void sr_index_clear(sr_store *st, sr_index *ix) {
     }
 }
 
+/* Does every array have memory for slots_cap slots, inside the segment? */
+static int arrays_ok(const sr_store *st, const sr_index *ix, uint64_t slots_used) {
+    if (slots_used > ix->slots_cap || ix->slots_cap >= SR_NONE) return 0;
+    for (uint32_t k = 0; k < SR_TREE_LEVELS; k++) {
+        uint64_t need = array_bytes(ix->kind, k, ix->slots_cap);
+        if (need > ix->array_committed[k]) return 0;
+        if (ix->array_committed[k] > 0 &&
+            (ix->array_off[k] % SR_PAGE != 0 ||
+             sr_at(st, ix->array_off[k], ix->array_committed[k]) == NULL)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+int sr_index_rebuild(sr_store *st, sr_index *ix, uint64_t slots_used, uint64_t n,
+                     const uint32_t *slots, const double *prios, const uint64_t *touches) {
+    if (ix->kind < SR_SEL_FIFO || ix->kind > SR_SEL_MAX_HEAP || ix->kind == SR_SEL_LIFO ||
+        !arrays_ok(st, ix, slots_used)) {
+        return SR_CORRUPT;
+    }
+    if (ix->kind == SR_SEL_PRIORITIZED) {
+        sr_tree_rebuild(st, ix, n, slots, prios);
+        return SR_OK;
+    }
+    sr_index_clear(st, ix);
+    for (uint64_t i = 0; i < n; i++) sr_index_insert(st, ix, slots[i], prios[i], touches[i]);
+    return SR_OK;
+}
+
 static void same_slot(const sr_index *ix, uint32_t slot, uint32_t n, uint32_t *slots,
                       double *prob) {
     SR_ASSERT(slot < ix->slots_cap);

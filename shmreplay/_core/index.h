@@ -39,6 +39,11 @@ void sr_index_update_many(sr_store *st, sr_index *ix, uint32_t n, const uint32_t
 /* Forget everything. */
 void sr_index_clear(sr_store *st, sr_index *ix);
 
+/* Make the index anew, whatever state it is in: n slots, in the order of their insertion. SR_OK, or
+ * SR_CORRUPT (nothing changed) where it says to have no memory for `slots_used` slots. */
+int sr_index_rebuild(sr_store *st, sr_index *ix, uint64_t slots_used, uint64_t n,
+                     const uint32_t *slots, const double *prios, const uint64_t *touches);
+
 /* Draw n slots with replacement (count > 0). `kind` says how to read the structure: SR_SEL_FIFO
  * head, SR_SEL_LIFO tail, ... (deterministic kinds give the same slot n times). prob[i]: fifo,
  * lifo, heaps 1; uniform 1/count; prioritized weight/total, or 1/count when all weights are 0.

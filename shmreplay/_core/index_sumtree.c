@@ -155,6 +155,29 @@ void sr_tree_clear(sr_store *st, sr_index *ix) {
     ix->count = 0;
 }
 
+void sr_tree_rebuild(sr_store *st, sr_index *ix, uint64_t n, const uint32_t *slots,
+                     const double *prios) {
+    ix->n_levels = levels_for(ix->slots_cap);
+    ix->count = 0;
+    /* All that has memory: a growth that was cut short may have left sums beyond slots_cap. */
+    for (uint32_t l = 0; l < SR_TREE_LEVELS; l++) {
+        if (ix->array_committed[l] > 0) memset(level_of(st, ix, l), 0, ix->array_committed[l]);
+    }
+    if (ix->n_levels == 0) return;
+    double *leaves = level_of(st, ix, 0);
+    for (uint64_t i = 0; i < n; i++) {
+        SR_ASSERT(slots[i] < ix->slots_cap);
+        leaves[slots[i]] = leaf_of(sr_index_weight(prios[i], ix->exponent));
+    }
+    for (uint32_t l = 1; l < ix->n_levels; l++) {
+        const double *below = level_of(st, ix, l - 1);
+        double *here = level_of(st, ix, l);
+        uint64_t nodes = nodes_at(l, ix->slots_cap);
+        for (uint64_t i = 0; i < nodes; i++) here[i] = sum_of_line(below + i * SR_TREE_FAN);
+    }
+    ix->count = n;
+}
+
 /* ------------------------------------------------------------------ draws */
 
 static uint32_t last_positive(const double *c) {

@@ -19,6 +19,9 @@ void sr_tree_remove(sr_store *st, sr_index *ix, uint32_t slot);
 void sr_tree_update_many(sr_store *st, sr_index *ix, uint32_t n, const uint32_t *slots,
                          const double *prios);
 void sr_tree_clear(sr_store *st, sr_index *ix);
+/* Leaves slots_cap; all else anew. */
+void sr_tree_rebuild(sr_store *st, sr_index *ix, uint64_t n, const uint32_t *slots,
+                     const double *prios);
 double sr_tree_total(const sr_store *st, const sr_index *ix);
 void sr_tree_sample(const sr_store *st, const sr_index *ix, uint64_t *rng, uint32_t n,
                     uint32_t *slots, double *prob);

@@ -41,13 +41,14 @@ static uint64_t now_ns(void) {
     return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
 }
 
-/* Put n items into the stripe. *placed of them are in, in order, whatever the return. */
+/* Put n items into the stripe. *placed of them are in, in order, whatever the return. SR_DIRTY: the
+ * rest may go in after a repair. */
 static int place(sr_ses *ses, sr_table *t, sr_stripe *s, uint64_t n, const sr_item *items,
                  uint64_t *keys, uint64_t *placed, uint64_t *epoch) {
     sr_store *st = ses->st;
     *placed = 0;
     sr_stripe_touch(st, s);
-    int rc = sr_lock(st, &s->lock);
+    int rc = sr_lock_stripe(st, t, s);
     if (rc != SR_OK) return rc;
     *epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
     uint64_t now = now_ns();
@@ -84,8 +85,9 @@ static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *i
         *done += (uint32_t)placed;
         rc = sr_limiter_settle_insert(ses, table, &g, placed, place_epoch, &evict);
         if (rc == SR_OK && evict > 0) rc = sr_evict(ses, table, &g, evict);
-        if (placing != SR_OK) return placing;
         if (rc != SR_OK) return rc;
+        if (placing == SR_DIRTY) placing = sr_repair(st);
+        if (placing != SR_OK) return placing;
     }
     return SR_OK;
 }

@@ -57,7 +57,7 @@ int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys,
         uint32_t count = n - at < BATCH_MAX ? n - at : BATCH_MAX;
         for (uint32_t k = 0; k < t->n_stripes; k++) {
             sr_stripe *s = sr_stripe_at(st, t, k);
-            rc = sr_lock(st, &s->lock);
+            rc = sr_lock_stripe(st, t, s);
             if (rc != SR_OK) return rc;
             update_stripe(st, t, s, count, keys + at, priorities + at, applied);
             sr_unlock(&s->lock);
@@ -93,7 +93,7 @@ int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uin
     sr_begin_on(ses, SR_BUSY_DELETE, table);
     for (uint32_t k = 0; k < t->n_stripes && rc == SR_OK; k++) {
         sr_stripe *s = sr_stripe_at(st, t, k);
-        rc = sr_lock(st, &s->lock);
+        rc = sr_lock_stripe(st, t, s);
         if (rc != SR_OK) break;
         uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
         uint32_t here = 0;
@@ -118,18 +118,18 @@ int sr_contains(sr_ses *ses, uint32_t table, uint64_t key) {
     uint32_t number = sr_key_stripe(t, key);
     if (number >= t->n_stripes) return 0;
     sr_stripe *s = sr_stripe_at(st, t, number);
-    rc = sr_lock(st, &s->lock);
+    rc = sr_lock_stripe(st, t, s);
     if (rc != SR_OK) return rc;
     int found = sr_stripe_find(st, t, s, key) != SR_NONE;
     sr_unlock(&s->lock);
     return found;
 }
 
-int sr_lock_table(sr_store *st, sr_table *t) {
-    int rc = sr_lock(st, &t->limiter_lock);
+int sr_lock_table_inner(sr_store *st, sr_table *t) {
+    int rc = sr_lock_inner(st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
     for (uint32_t k = 0; k < t->n_stripes; k++) {
-        rc = sr_lock(st, &sr_stripe_at(st, t, k)->lock);
+        rc = sr_lock_inner(st, &sr_stripe_at(st, t, k)->lock);
         if (rc == SR_OK) continue;
         while (k-- > 0) sr_unlock(&sr_stripe_at(st, t, k)->lock);
         sr_unlock(&t->limiter_lock);
@@ -138,9 +138,27 @@ int sr_lock_table(sr_store *st, sr_table *t) {
     return SR_OK;
 }
 
+int sr_lock_table(sr_store *st, sr_table *t) {
+    int rc = sr_lock_table_inner(st, t);
+    while (rc == SR_DIRTY) {
+        rc = sr_repair(st);
+        if (rc == SR_OK) rc = sr_lock_table_inner(st, t);
+    }
+    return rc;
+}
+
 void sr_unlock_table(sr_store *st, sr_table *t) {
     for (uint32_t k = t->n_stripes; k-- > 0;) sr_unlock(&sr_stripe_at(st, t, k)->lock);
     sr_unlock(&t->limiter_lock);
+}
+
+/* Everything out and all counters zero, under all locks of the table. Also what sr_repair does
+ * where a reset was cut short: a reset that has begun has happened. */
+void sr_reset_counters(sr_table *t) {
+    t->inserts = t->samples = t->deletes = t->pending = t->pending_samples = 0;
+    atomic_store_explicit(&t->num_episodes, 0, memory_order_relaxed);
+    atomic_store_explicit(&t->num_deleted_episodes, 0, memory_order_relaxed);
+    atomic_store_explicit(&t->num_unique_samples, 0, memory_order_relaxed);
 }
 
 int sr_reset(sr_ses *ses, uint32_t table) {
@@ -150,19 +168,21 @@ int sr_reset(sr_ses *ses, uint32_t table) {
     sr_table *t = sr_table_at(st, table);
     sr_begin_on(ses, SR_BUSY_DELETE, table);
     rc = sr_lock_table(st, t);
+    if (rc == SR_OK && atomic_load_explicit(&t->poisoned, memory_order_relaxed) != SR_SOUND) {
+        sr_unlock_table(st, t);
+        rc = SR_CORRUPT;
+    }
     if (rc == SR_OK) {
+        atomic_store_explicit(&t->resetting, 1, memory_order_release);
         atomic_fetch_add_explicit(&t->epoch, 1, memory_order_relaxed);
         for (uint32_t k = 0; k < t->n_stripes; k++) {
             int cleared = sr_stripe_clear(st, t, sr_stripe_at(st, t, k));
             if (cleared != SR_OK) rc = cleared;
         }
-        t->inserts = t->samples = t->deletes = t->pending = t->pending_samples = 0;
-        atomic_store_explicit(&t->num_episodes, 0, memory_order_relaxed);
-        atomic_store_explicit(&t->num_deleted_episodes, 0, memory_order_relaxed);
-        atomic_store_explicit(&t->num_unique_samples, 0, memory_order_relaxed);
+        sr_reset_counters(t);
+        atomic_store_explicit(&t->resetting, 0, memory_order_release);
         sr_unlock_table(st, t);
-        sr_futex_wake(&t->insert_seq, &t->insert_waiters, UINT32_MAX);
-        sr_futex_wake(&t->sample_seq, &t->sample_waiters, UINT32_MAX);
+        sr_limiter_wake_all(t);
     }
     sr_end(ses);
     return rc;

@@ -4,9 +4,9 @@
  * of the segment (0 means none); they are range-checked before use (sr_at). Nothing here holds a
  * pointer.
  *
- * Who may write what is said at each structure. "Under L" means: only while lock L is held.
- * Lock order: limiter -> stripe i -> stripe j > i -> schemas -> arena i -> arena j > i; only
- * sr_check holds more than one arena's. */
+ * Who may write what is said at each structure. "Under L" means: only while lock L is held. Lock
+ * order: repair -> limiter -> stripe i -> stripe j > i -> session lock -> schemas -> arena i ->
+ * arena j > i; only sr_check and sr_repair hold locks of two tables, two sessions or two arenas. */
 #ifndef SR_LAYOUT_H
 #define SR_LAYOUT_H
 
@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SR_MAGIC 0x3159414c50455253ULL /* "SREPLAY1" */
-#define SR_LAYOUT_VERSION 1u
+#define SR_LAYOUT_VERSION 2u
 #define SR_PAGE 4096u
 #define SR_LINE 64u
 #define SR_NONE 0xffffffffu /* no slot */
@@ -28,6 +28,10 @@
 #define SR_SCHEMAS_MAX 4096u
 #define SR_NAME_BYTES 64u
 #define SR_OWN_LEDGER 16u
+#define SR_SESSION_LOCKS 32u
+/* Most locks of a store. A repair holds all of them, and at its death the kernel passes on no more
+ * than 2048 of what one thread holds (ROBUST_LIST_LIMIT). */
+#define SR_LOCKS_MAX 1920u
 #define SR_FL_COUNT 42u /* first-level classes: 2^6 .. 2^47 bytes */
 #define SR_SL_COUNT 16u /* second-level classes in each */
 
@@ -53,6 +57,7 @@ typedef struct {
     uint32_t n_participants;
     uint32_t n_sessions;
     uint64_t participants_off, sessions_off, tables_off, stripes_off, arenas_off, schemas_off;
+    uint64_t session_locks_off; /* sr_mutex[SR_SESSION_LOCKS] */
     uint64_t config_off, config_bytes; /* JSON: the tables as the user declared them */
     uint64_t creator_pid;
     uint64_t created_ns; /* CLOCK_REALTIME */
@@ -60,14 +65,20 @@ typedef struct {
     _Atomic uint64_t committed_bytes; /* charged by who commits; given back if that fails */
     _Atomic uint32_t state;           /* enum sr_state */
     _Atomic uint32_t port;            /* TCP port that names this store on this machine; 0: none */
-    _Atomic uint32_t dirty;           /* a participant died inside a lock or in mid-operation */
+    /* A participant died inside a lock: nothing under any lock is to be trusted until sr_repair
+     * has been there. Set by who meets the dead owner's lock, cleared by sr_repair under all
+     * locks. Read after taking any lock. */
+    _Atomic uint32_t dirty;
     _Atomic uint32_t commit_seq;      /* futex word: an arena runs low, the committer should look */
     _Atomic uint32_t commit_waiters;
     _Atomic uint32_t n_schemas;       /* published entries of the schema array */
     _Atomic uint32_t opened[4];       /* sessions so far, by kind: spreads them over stripes */
+    _Atomic uint64_t repairs;         /* times that sr_repair had something to do */
     char _pad1[SR_LINE];
     sr_mutex schema_lock; /* appending to the schema array */
+    sr_mutex repair_lock; /* one repairer at a time; taken before all others */
 } sr_header;
+_Static_assert(sizeof(sr_header) <= SR_PAGE, "the header is the first page");
 
 enum sr_state { SR_STATE_OPEN = 1, SR_STATE_CLOSED = 2 };
 
@@ -86,10 +97,23 @@ typedef struct {
 } sr_participant;
 _Static_assert(sizeof(sr_participant) == 128, "participant");
 
-/* One writer's or sampler's place. Written only by its owner; read by others under all locks
- * (repair). */
+/* What a critical section of a limiter found: whoever dies inside it has done nothing. Written by
+ * the session's owner under that limiter's lock. */
 typedef struct {
-    _Atomic uint32_t state;   /* 0 free, 2 being claimed (by compare-and-swap), 1 in use */
+    _Atomic uint32_t valid; /* number of the table + 1: the section has begun and not ended */
+    uint32_t reserved_inserts, reserved_samples;
+    int32_t owed_inserts, owed_samples, owed_deletes;
+    uint64_t owed_epoch;
+    int64_t inserts, samples, deletes; /* of the table */
+    uint64_t _pad;
+} sr_undo;
+_Static_assert(sizeof(sr_undo) == SR_LINE, "undo record");
+
+/* One writer's or sampler's place. Written only by its owner; read by others under all locks
+ * (repair). Ledger and inflight: under the session's lock, or a stripe's (pins). */
+typedef struct {
+    /* 0 free, 1 in use, else being claimed (by compare-and-swap): SR_CLAIMED | participant << 2 */
+    _Atomic uint32_t state;
     uint32_t participant;     /* SR_NONE while free */
     _Atomic uint32_t busy;    /* enum sr_busy; non-zero in a dead session: died in an operation */
     uint32_t kind;            /* enum sr_session_kind, for people */
@@ -98,11 +122,12 @@ typedef struct {
     uint64_t ledger_off;      /* array of references, each counted once; 0 entries are free */
     uint32_t ledger_cap;
     uint32_t ledger_used;
-    /* Allocations not yet referred to by anything else; set under the arena lock. */
+    /* Allocations that nothing refers to yet, or any more; set and cleared under the arena's lock,
+     * or cleared under the session's when something refers to them. Their content is nobody's. */
     _Atomic uint64_t inflight[2];
     /* What the operation in progress owes the limiter, so that it can be settled after a death:
      * each is set under the lock under which it comes to be, and cleared under the limiter. */
-    uint32_t table;           /* of the operation */
+    _Atomic uint32_t table;   /* of the operation */
     uint32_t reserved_inserts, reserved_samples; /* budget taken: part of pending */
     int32_t owed_inserts, owed_samples; /* done in the stripes, not counted yet */
     int32_t owed_deletes;     /* the same; negative: counted, and still to be evicted */
@@ -112,8 +137,10 @@ typedef struct {
     /* The ledger until it grows: a session needs no memory to begin with, so that a store which is
      * full can still be sampled from, deleted from and reset. */
     uint64_t own_ledger[SR_OWN_LEDGER];
+    sr_undo undo;
 } sr_session;
-_Static_assert(sizeof(sr_session) == 256, "session");
+_Static_assert(sizeof(sr_session) == 320, "session");
+#define SR_CLAIMED 2u
 
 enum sr_busy {
     SR_IDLE = 0,
@@ -316,7 +343,8 @@ typedef struct {
     char _pad2[SR_LINE - 8];
     _Atomic int64_t num_episodes, num_deleted_episodes, num_unique_samples;
     _Atomic uint64_t missed_updates;
-    _Atomic uint32_t poisoned; /* enum of reasons; non-zero: every call is refused */
+    _Atomic uint32_t poisoned;  /* enum sr_poison; non-zero: every call is refused */
+    _Atomic uint32_t resetting; /* a reset has begun and not ended; under all locks of the table */
     uint32_t sampler_kind, remover_kind;
     uint32_t n_stripes, first_stripe; /* in the header's stripe array */
     uint32_t slot_bits, stripe_bits;  /* of a key */
@@ -325,6 +353,13 @@ typedef struct {
     double sampler_exponent, remover_exponent;
     char name[SR_NAME_BYTES];
 } __attribute__((aligned(64))) sr_table;
+
+enum sr_poison {
+    SR_SOUND = 0,
+    SR_POISON_ITEM,   /* an item refers to nothing, or to what is not whole */
+    SR_POISON_CHECK,  /* a stripe, rebuilt, failed its check */
+    SR_POISON_MEMORY  /* what the arenas hold contradicts itself */
+};
 
 /* -------------------------------------------------- schemas: append-only, never freed */
 

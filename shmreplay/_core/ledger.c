@@ -11,10 +11,10 @@
 
 static uint64_t *entries(const sr_ses *ses) { return sr_ptr(ses->st, ses->shared->ledger_off); }
 
-static sr_arena *home(const sr_ses *ses) { return sr_arena_at(ses->st, ses->shared->arena); }
+static sr_mutex *own_lock(const sr_ses *ses) { return sr_session_lock(ses->st, ses->number); }
 
-/* A longer ledger: allocate, copy, switch, free the old one. Crash: either ledger is complete,
- * and a dead session's allocation that nothing refers to stands in its inflight word. */
+/* A longer ledger: allocate, copy, switch, free the old one. Crash: either ledger is complete, and
+ * the other one stands in the inflight word. */
 static int grow(sr_ses *ses, uint32_t cap) {
     sr_store *st = ses->st;
     sr_session *shared = ses->shared;
@@ -22,22 +22,23 @@ static int grow(sr_ses *ses, uint32_t cap) {
     if (stack == NULL) return SR_SYS;
     ses->free_stack = stack;
     uint64_t off;
-    int rc = sr_alloc(st, shared->arena, SR_KIND_LEDGER, cap * sizeof(uint64_t),
-                      &shared->inflight[1], &off);
+    int rc = sr_alloc_outer(st, shared->arena, SR_KIND_LEDGER, cap * sizeof(uint64_t),
+                            &shared->inflight[1], &off);
     if (rc != SR_OK) return rc;
     uint64_t *fresh = sr_ptr(st, off);
     memset(fresh, 0, cap * sizeof *fresh);
-    rc = sr_lock(st, &home(ses)->lock);
+    rc = sr_lock(st, own_lock(ses));
     if (rc != SR_OK) return rc;
     uint32_t old_cap = shared->ledger_cap;
     uint64_t old_off = shared->ledger_off;
     memcpy(fresh, entries(ses), old_cap * sizeof *fresh);
     shared->ledger_off = off;
     shared->ledger_cap = cap;
-    atomic_store_explicit(&shared->inflight[1], 0, memory_order_relaxed);
-    sr_unlock(&home(ses)->lock);
+    uint64_t spare = old_off != sr_own_ledger(st, shared) ? old_off : 0;
+    atomic_store_explicit(&shared->inflight[1], spare, memory_order_release);
+    sr_unlock(own_lock(ses));
     for (uint32_t p = cap; p > old_cap; p--) ses->free_stack[ses->n_free++] = p - 1;
-    return old_off != sr_own_ledger(st, shared) ? sr_free(st, old_off) : SR_OK;
+    return sr_free_outer(st, &shared->inflight[1]);
 }
 
 /* The first ledger, which needs no memory of the store. */
@@ -45,12 +46,12 @@ static int start(sr_ses *ses) {
     sr_session *shared = ses->shared;
     ses->free_stack = malloc(SR_OWN_LEDGER * sizeof *ses->free_stack);
     if (ses->free_stack == NULL) return SR_SYS;
-    int rc = sr_lock(ses->st, &home(ses)->lock);
+    int rc = sr_lock(ses->st, own_lock(ses));
     if (rc != SR_OK) return rc;
     memset(shared->own_ledger, 0, sizeof shared->own_ledger);
     shared->ledger_off = sr_own_ledger(ses->st, shared);
     shared->ledger_cap = SR_OWN_LEDGER;
-    sr_unlock(&home(ses)->lock);
+    sr_unlock(own_lock(ses));
     for (uint32_t p = SR_OWN_LEDGER; p > 0; p--) ses->free_stack[ses->n_free++] = p - 1;
     return SR_OK;
 }
@@ -85,10 +86,10 @@ uint32_t sr_ledger_pin(sr_ses *ses, uint64_t ref) {
 
 int sr_hold(sr_ses *ses, uint64_t ref, uint32_t *position) {
     if (ses->n_free == 0) return SR_INVALID;
-    int rc = sr_lock(ses->st, &home(ses)->lock);
+    int rc = sr_lock(ses->st, own_lock(ses));
     if (rc != SR_OK) return rc;
     *position = sr_ledger_pin(ses, ref);
-    sr_unlock(&home(ses)->lock);
+    sr_unlock(own_lock(ses));
     return SR_OK;
 }
 
@@ -100,31 +101,20 @@ int sr_release(sr_ses *ses, uint32_t n, const uint32_t *positions) {
         __builtin_prefetch(sr_ptr(st, SR_REF_OFF(list[positions[i]])), 1);
     }
     sr_begin(ses, SR_BUSY_RELEASE);
-    /* One lock for the whole batch: it keeps a repair out while counts and ledger disagree. What
-     * drops to nothing is freed afterwards, since freeing may need another arena's lock; until
-     * then the entry stands in the ledger. */
-    int rc = sr_lock(st, &home(ses)->lock);
-    uint32_t dead = 0;
-    for (uint32_t i = 0; i < n && rc == SR_OK; i++) {
-        uint64_t ref = list[positions[i]];
-        SR_ASSERT(ref != 0);
-        if (sr_ref_drop_shared(st, ref)) {
+    /* One lock for the whole batch. What drops to nothing is freed under it (arena locks). */
+    int rc = sr_lock(st, own_lock(ses));
+    if (rc == SR_OK) {
+        for (uint32_t i = 0; i < n; i++) {
+            uint64_t ref = list[positions[i]];
+            SR_ASSERT(ref != 0);
             list[positions[i]] = 0;
             ses->free_stack[ses->n_free++] = positions[i];
             ses->shared->ledger_used--;
-        } else {
-            dead++;
+            int dropped = sr_ref_drop(st, ref);
+            /* SR_DIRTY: nothing refers to it any more, and the repair that comes frees it. */
+            if (dropped != SR_OK && dropped != SR_DIRTY) rc = dropped;
         }
-    }
-    if (rc == SR_OK) sr_unlock(&home(ses)->lock);
-    for (uint32_t i = 0; i < n && dead > 0 && rc == SR_OK; i++) {
-        uint64_t ref = list[positions[i]];
-        if (ref == 0) continue;
-        list[positions[i]] = 0;
-        ses->free_stack[ses->n_free++] = positions[i];
-        ses->shared->ledger_used--;
-        dead--;
-        rc = sr_ref_drop(st, ref);
+        sr_unlock(own_lock(ses));
     }
     sr_end(ses);
     return rc;

@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "ledger.h"
 #include "lock.h"
 #include "table.h"
 
@@ -83,6 +84,69 @@ static void notify(sr_table *t, wake w) {
     if (w.samples > 0) sr_futex_wake(&t->sample_seq, &t->sample_waiters, (uint32_t)w.samples);
 }
 
+/* From here to commit(), all or nothing; under the limiter. pending and pending_samples are sums
+ * over the sessions, and so not noted. */
+static void begin(sr_session *s, uint32_t table, const sr_table *t) {
+    sr_undo *u = &s->undo;
+    u->reserved_inserts = s->reserved_inserts;
+    u->reserved_samples = s->reserved_samples;
+    u->owed_inserts = s->owed_inserts;
+    u->owed_samples = s->owed_samples;
+    u->owed_deletes = s->owed_deletes;
+    u->owed_epoch = s->owed_epoch;
+    u->inserts = t->inserts;
+    u->samples = t->samples;
+    u->deletes = t->deletes;
+    /* SYNC POINT: a process dies between two instructions, so that it is their order that counts:
+     * the record before its mark, the mark before the first change. */
+    atomic_signal_fence(memory_order_seq_cst);
+    atomic_store_explicit(&u->valid, table + 1, memory_order_release);
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+static void commit(sr_session *s) {
+    atomic_signal_fence(memory_order_seq_cst);
+    atomic_store_explicit(&s->undo.valid, 0, memory_order_release);
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+void sr_limiter_undo(sr_store *st) {
+    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+        sr_session *s = sr_session_at(st, i);
+        sr_undo *u = &s->undo;
+        uint32_t valid = atomic_load_explicit(&u->valid, memory_order_acquire);
+        if (valid == 0) continue;
+        sr_table *t = sr_table_at(st, valid - 1);
+        if (t != NULL) {
+            s->reserved_inserts = u->reserved_inserts;
+            s->reserved_samples = u->reserved_samples;
+            s->owed_inserts = u->owed_inserts;
+            s->owed_samples = u->owed_samples;
+            s->owed_deletes = u->owed_deletes;
+            s->owed_epoch = u->owed_epoch;
+            t->inserts = u->inserts;
+            t->samples = u->samples;
+            t->deletes = u->deletes;
+        }
+        commit(s);
+    }
+}
+
+sr_books sr_limiter_books(const sr_store *st, uint32_t table) {
+    sr_books b = {0, 0, 0};
+    const sr_table *t = sr_table_at(st, table);
+    uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
+    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+        const sr_session *s = sr_session_at(st, i);
+        if (atomic_load_explicit(&s->state, memory_order_acquire) != 1) continue;
+        if (s->table != table || s->owed_epoch != epoch) continue;
+        b.inserts += s->reserved_inserts;
+        b.samples += s->reserved_samples;
+        b.owed += (int64_t)s->owed_inserts - s->owed_deletes;
+    }
+    return b;
+}
+
 int sr_limiter_reserve_insert(sr_ses *ses, uint32_t table, uint64_t want, sr_grant *g) {
     sr_table *t = sr_table_at(ses->st, table);
     g->reserved = !t->insert_free || (want > 1 && !sr_remover_keeps_order(t));
@@ -102,9 +166,11 @@ int sr_limiter_reserve_insert(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
     if (g->granted == 0) t->insert_wanted = 1;
     g->epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
     g->seq = atomic_load_explicit(&t->insert_seq, memory_order_relaxed);
+    begin(ses->shared, table, t);
     t->pending += (int64_t)g->granted;
     ses->shared->reserved_inserts = (uint32_t)g->granted;
     ses->shared->owed_epoch = g->epoch;
+    commit(ses->shared);
     sr_unlock(&t->limiter_lock);
     return SR_OK;
 }
@@ -116,6 +182,7 @@ int sr_limiter_settle_insert(sr_ses *ses, uint32_t table, sr_grant *g, uint64_t 
     int rc = sr_lock(ses->st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
     uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
+    begin(ses->shared, table, t);
     if (g->reserved) {
         if (g->epoch == epoch) t->pending -= (int64_t)g->granted;
         ses->shared->reserved_inserts = 0;
@@ -131,6 +198,7 @@ int sr_limiter_settle_insert(sr_ses *ses, uint32_t table, sr_grant *g, uint64_t 
     g->epoch = epoch;
     ses->shared->owed_inserts = 0;
     sr_owe_deletes(ses, -(int32_t)*evict, epoch);
+    commit(ses->shared);
     if (*evict > 0 && sr_remover_draws(t)) g->seed = sr_splitmix64(&t->rng);
     wake w = whom_to_wake(t, *evict > 0 || placed < g->granted, 1);
     sr_unlock(&t->limiter_lock);
@@ -147,9 +215,11 @@ int sr_limiter_reserve_sample(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
     if (g->granted == 0) t->sample_wanted = 1;
     g->epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
     g->seq = atomic_load_explicit(&t->sample_seq, memory_order_relaxed);
+    begin(ses->shared, table, t);
     t->pending_samples += (int64_t)g->granted;
     ses->shared->reserved_samples = (uint32_t)g->granted;
     ses->shared->owed_epoch = g->epoch;
+    commit(ses->shared);
     if (g->granted > 0) g->seed = sr_splitmix64(&t->rng);
     sr_unlock(&t->limiter_lock);
     return SR_OK;
@@ -162,6 +232,7 @@ int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uin
     if (rc != SR_OK) return rc;
     /* Budget was taken and draws were made under epochs of their own: a reset may lie between. */
     uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
+    begin(ses->shared, table, t);
     if (g->epoch == epoch) t->pending_samples -= (int64_t)g->granted;
     if (ses->shared->owed_epoch == epoch) {
         t->samples += ses->shared->owed_samples;
@@ -169,6 +240,7 @@ int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uin
     }
     ses->shared->reserved_samples = 0;
     ses->shared->owed_samples = ses->shared->owed_deletes = 0;
+    commit(ses->shared);
     /* With nothing drawn there is nothing there for others either; and waking would wake
      * ourselves, for ever. The caller then sleeps on the word that it got with the grant. */
     if (drawn == 0) t->sample_wanted = 1;
@@ -182,10 +254,13 @@ int sr_limiter_settle_delete(sr_ses *ses, uint32_t table, int64_t delta, uint64_
     sr_table *t = sr_table_at(ses->st, table);
     int rc = sr_lock(ses->st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
+    int current = epoch == atomic_load_explicit(&t->epoch, memory_order_relaxed);
+    begin(ses->shared, table, t);
     ses->shared->owed_deletes = 0;
+    if (current) t->deletes += delta;
+    commit(ses->shared);
     wake w = {0, 0};
-    if (epoch == atomic_load_explicit(&t->epoch, memory_order_relaxed)) {
-        t->deletes += delta;
+    if (current) {
         w = whom_to_wake(t, 1, delta < 0);
     }
     sr_unlock(&t->limiter_lock);
@@ -213,12 +288,10 @@ void sr_owe_deletes(sr_ses *ses, int32_t removed, uint64_t epoch) {
     ses->shared->owed_epoch = epoch;
 }
 
-int sr_limiter_settle_dead(sr_store *st, sr_session *dead) {
-    sr_table *t = sr_table_at(st, dead->table);
-    if (t == NULL) return SR_CORRUPT;
-    int rc = sr_lock_table(st, t);
-    if (rc != SR_OK) return rc;
-    if (dead->owed_epoch == atomic_load_explicit(&t->epoch, memory_order_relaxed)) {
+uint64_t sr_limiter_settle_dead(sr_table *t, sr_session *dead) {
+    int current = dead->owed_epoch == atomic_load_explicit(&t->epoch, memory_order_relaxed);
+    begin(dead, dead->table, t);
+    if (current) {
         t->pending -= dead->reserved_inserts;
         t->pending_samples -= dead->reserved_samples;
         t->inserts += dead->owed_inserts;
@@ -227,16 +300,21 @@ int sr_limiter_settle_dead(sr_store *st, sr_session *dead) {
     }
     dead->reserved_inserts = dead->reserved_samples = 0;
     dead->owed_inserts = dead->owed_samples = dead->owed_deletes = 0;
-    wake w = whom_to_wake(t, 1, 1);
-    sr_unlock_table(st, t);
-    notify(t, w);
-    return SR_OK;
+    commit(dead);
+    int64_t over = t->inserts - t->deletes - t->max_size;
+    return over > 0 ? (uint64_t)over : 0;
+}
+
+void sr_limiter_wake_all(sr_table *t) {
+    sr_futex_wake(&t->insert_seq, &t->insert_waiters, UINT32_MAX);
+    sr_futex_wake(&t->sample_seq, &t->sample_waiters, UINT32_MAX);
 }
 
 static int query(sr_store *st, uint32_t table, int64_t n,
                  int (*allowed)(const sr_table *, int64_t)) {
     sr_table *t = sr_table_at(st, table);
     if (t == NULL || n < 1) return SR_INVALID;
+    if (atomic_load_explicit(&t->poisoned, memory_order_relaxed)) return SR_CORRUPT;
     int rc = sr_lock(st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
     int yes = allowed(t, n);

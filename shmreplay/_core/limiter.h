@@ -5,7 +5,11 @@
  * only when it settles, in one step with the deletions it caused. So an inserter never gets room
  * from a sample whose item has not left yet, and a sampler never counts on an item that is not
  * there yet. Reset changes the epoch; what was reserved under an older epoch is not settled into
- * the new counters. */
+ * the new counters.
+ *
+ * Crash: a critical section begins by writing what it found to the session (sr_undo) and ends by
+ * calling that void, so that a death inside it is a death before it. Budget and debts stand in the
+ * session, which whoever reclaims it settles. */
 #ifndef SR_LIMITER_H
 #define SR_LIMITER_H
 
@@ -40,8 +44,21 @@ int sr_limiter_settle_delete(sr_ses *ses, uint32_t table, int64_t delta, uint64_
 void sr_owe_inserts(sr_ses *ses, int32_t placed, uint64_t epoch);
 void sr_owe_samples(sr_ses *ses, int32_t drawn, int32_t removed, uint64_t epoch);
 void sr_owe_deletes(sr_ses *ses, int32_t removed, uint64_t epoch);
-/* Settle what a session whose owner is dead owed. SR_OK, or SR_CORRUPT where it died inside one of
- * the table's locks. Takes all locks of the table. */
-int sr_limiter_settle_dead(sr_store *st, sr_session *dead);
+/* Settle what a session whose owner is dead owed: it is counted, and its budget is nobody's. Gives
+ * how many items the table has above max_size. Under all locks of the table, for sr_repair's and
+ * sr_participant_reclaim's callers to evict and to wake. */
+uint64_t sr_limiter_settle_dead(sr_table *t, sr_session *dead);
+/* Whoever waits for the table looks again. No lock. */
+void sr_limiter_wake_all(sr_table *t);
+/* Take back the critical section that a dead owner of this limiter was in. Under all locks. */
+void sr_limiter_undo(sr_store *st);
+
+/* What the sessions have on their way in one table: budget taken, and what the stripes hold and the
+ * counters do not. Under all locks of the table. */
+typedef struct {
+    int64_t inserts, samples; /* budget */
+    int64_t owed; /* live items beyond inserts - deletes */
+} sr_books;
+sr_books sr_limiter_books(const sr_store *st, uint32_t table);
 
 #endif

@@ -44,16 +44,42 @@ static inline int seems_held(const sr_mutex *m) {
 #endif
 }
 
-int sr_lock(sr_store *st, sr_mutex *m) {
+int sr_lock_inner(sr_store *st, sr_mutex *m) {
     for (uint32_t i = 0; SR_UNLIKELY(seems_held(m)) && i < SPINS; i++) spin_pause(2 + i / 4);
     int rc = pthread_mutex_lock(&m->m);
-    if (SR_LIKELY(rc == 0)) return SR_OK;
-    /* EOWNERDEAD: we own it, and what it protects may be half changed. Without
-     * pthread_mutex_consistent the unlock makes it ENOTRECOVERABLE for everybody: a safe stop,
-     * never a wrong answer. */
-    atomic_store_explicit(&st->hdr->dirty, 1, memory_order_release);
-    if (rc == EOWNERDEAD) pthread_mutex_unlock(&m->m);
-    return SR_CORRUPT;
+    if (SR_LIKELY(rc == 0)) {
+        /* SYNC POINT: relaxed: whoever met a dead owner in this lock marked the store dirty before
+         * it let go of it. What lies under other locks is sound as long as this one is. */
+        if (SR_LIKELY(atomic_load_explicit(&st->hdr->dirty, memory_order_relaxed) == 0)) {
+            return SR_OK;
+        }
+        sr_unlock(m);
+        return SR_DIRTY;
+    }
+    if (rc != EOWNERDEAD) return SR_CORRUPT;
+    /* We own it, and what it protects may be half changed. Marked before anybody can have it:
+     * the mutex is usable again, the store is not until it is repaired. Crash: before the mark the
+     * next one gets EOWNERDEAD as we did; after it the mark is there. */
+    atomic_store(&st->hdr->dirty, 1);
+    rc = pthread_mutex_consistent(&m->m);
+    SR_ASSERT(rc == 0);
+    sr_unlock(m);
+    return SR_DIRTY;
+}
+
+int sr_lock(sr_store *st, sr_mutex *m) {
+    for (;;) {
+        int rc = sr_lock_inner(st, m);
+        if (SR_LIKELY(rc != SR_DIRTY)) return rc;
+        rc = sr_repair(st);
+        if (rc != SR_OK) return rc;
+    }
+}
+
+int sr_lock_anyway(sr_mutex *m) {
+    int rc = pthread_mutex_lock(&m->m);
+    if (rc == EOWNERDEAD) rc = pthread_mutex_consistent(&m->m);
+    return rc == 0 ? SR_OK : SR_CORRUPT;
 }
 
 void sr_unlock(sr_mutex *m) {

@@ -10,9 +10,16 @@
 /* Initialise: process-shared, robust, normal. Only by the creator, before the magic word is
  * published. Never destroyed. */
 int sr_mutex_init(sr_mutex *m);
-/* SR_OK, or SR_CORRUPT where the last owner died inside (the store is marked dirty, the mutex
- * stays inconsistent until a repair). */
+/* For who holds no lock. Where an owner died inside one, repairs the store first (sr_repair).
+ * SR_OK, or SR_CORRUPT or SR_SYS where that could not be done, holding nothing. */
 int sr_lock(sr_store *st, sr_mutex *m);
+/* For who holds locks that come before this one. SR_OK; SR_DIRTY: an owner died inside this lock
+ * or another, and this one is not held: whoever called lets go of all locks (what it leaves half
+ * done is rebuilt like what the dead one left) and begins again from an outermost sr_lock;
+ * SR_CORRUPT. */
+int sr_lock_inner(sr_store *st, sr_mutex *m);
+/* For sr_repair: held whatever happened to the last owner. SR_OK or SR_CORRUPT. */
+int sr_lock_anyway(sr_mutex *m);
 void sr_unlock(sr_mutex *m);
 /* Sleep while *word == expected, at most timeout_ms (<= 100). Counts itself in *waiters. Returns
  * at once on a wake, a signal or a change. */

@@ -1,6 +1,5 @@
-/* Reference counts. A count changes only while a lock is held that keeps a repair out (a
- * stripe's, or the arena lock of the session that does it), or when it has dropped to nothing
- * and the object is the caller's alone. */
+/* Reference counts. A count changes only while a lock is held that keeps a repair out: a stripe's,
+ * or that of the session that does it. */
 #include "arena.h"
 #include "ledger.h"
 #include "lock.h"
@@ -21,21 +20,6 @@ static _Atomic uint32_t *refs_of(const sr_store *st, uint64_t ref) {
 
 void sr_ref_retain(const sr_store *st, uint64_t ref) {
     atomic_fetch_add_explicit(refs_of(st, ref), 1, memory_order_relaxed);
-}
-
-int sr_ref_drop_shared(const sr_store *st, uint64_t ref) {
-    _Atomic uint32_t *refs = refs_of(st, ref);
-    uint32_t now = atomic_load_explicit(refs, memory_order_relaxed);
-    while (now > 1) {
-        /* SYNC POINT: release, so that whoever drops the last reference sees all uses of the
-         * object done. */
-        if (atomic_compare_exchange_weak_explicit(refs, &now, now - 1, memory_order_release,
-                                                  memory_order_relaxed)) {
-            return 1;
-        }
-    }
-    SR_ASSERT(now == 1);
-    return 0;
 }
 
 static int drop_episodes_of(sr_store *st, sr_block *b) {

@@ -81,7 +81,7 @@ static void draw_many(draw_ctx *c, sr_stripe *s, uint32_t n, double scale, doubl
 /* One stripe: everything under one hold of its lock. */
 static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
     sr_stripe *s = sr_stripe_at(c->st, c->t, 0);
-    if ((c->status = sr_lock(c->st, &s->lock)) != SR_OK) return 0;
+    if ((c->status = sr_lock_stripe(c->st, c->t, s)) != SR_OK) return 0;
     const sr_index *ix = &s->index[s->sampler];
     uint32_t done = 0;
     if (c->t->max_times_sampled <= 0 && ix->count > 0) {
@@ -176,7 +176,7 @@ static uint32_t draw_round(draw_ctx *c, uint32_t n, uint32_t *where, sr_sampled 
         }
         if (count == 0) continue;
         sr_stripe *s = sr_stripe_at(c->st, c->t, k);
-        if ((c->status = sr_lock(c->st, &s->lock)) != SR_OK) break;
+        if ((c->status = sr_lock_stripe(c->st, c->t, s)) != SR_OK) break;
         const sr_index *ix = &s->index[s->sampler];
         if (ix->count == 0) {
             memcpy(where + left, mine, count * sizeof *mine);
@@ -221,7 +221,7 @@ static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
         if (m.size_total == 0 || !(m.total > 0)) break;
         uint32_t k = pick_stripe(c, &m);
         sr_stripe *s = sr_stripe_at(c->st, c->t, k);
-        if ((c->status = sr_lock(c->st, &s->lock)) != SR_OK) break;
+        if ((c->status = sr_lock_stripe(c->st, c->t, s)) != SR_OK) break;
         const sr_index *ix = &s->index[s->sampler];
         if (ix->count > 0) {
             uint32_t number;

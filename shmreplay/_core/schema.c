@@ -24,11 +24,8 @@ static uint32_t find(const sr_store *st, uint32_t n, uint64_t hash, const char *
     return SR_NONE;
 }
 
-int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *id) {
-    uint64_t hash = hash_text(json, bytes);
+static int append(sr_store *st, uint64_t hash, const char *json, uint64_t bytes, uint32_t *id) {
     sr_header *h = st->hdr;
-    *id = find(st, atomic_load_explicit(&h->n_schemas, memory_order_acquire), hash, json, bytes);
-    if (*id != SR_NONE) return SR_OK;
     int rc = sr_lock(st, &h->schema_lock);
     if (rc != SR_OK) return rc;
     uint32_t n = atomic_load_explicit(&h->n_schemas, memory_order_relaxed);
@@ -40,11 +37,24 @@ int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *i
         memcpy(sr_ptr(st, off), json, bytes);
         entries(st)[n] = (sr_schema){.hash = hash, .off = off, .bytes = bytes};
         *id = n;
-        /* SYNC POINT: release: readers see entries below the count whole. A crash before it
-         * leaks the text until a rebuild. */
+        /* SYNC POINT: release: readers see entries below the count whole. A crash before it leaves
+         * a text that nobody refers to, and a lock that tells of it. */
         atomic_store_explicit(&h->n_schemas, n + 1, memory_order_release);
     }
     sr_unlock(&h->schema_lock);
+    return rc;
+}
+
+int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *id) {
+    uint64_t hash = hash_text(json, bytes);
+    uint32_t n = atomic_load_explicit(&st->hdr->n_schemas, memory_order_acquire);
+    *id = find(st, n, hash, json, bytes);
+    if (*id != SR_NONE) return SR_OK;
+    int rc = append(st, hash, json, bytes, id);
+    while (rc == SR_DIRTY) {
+        rc = sr_repair(st);
+        if (rc == SR_OK) rc = append(st, hash, json, bytes, id);
+    }
     return rc;
 }
 

@@ -1,5 +1,6 @@
 /* Participants and sessions: who is attached, and their places in the store. */
 #include "arena.h"
+#include "evict.h"
 #include "ledger.h"
 #include "limiter.h"
 #include "lock.h"
@@ -7,15 +8,9 @@
 
 #include <time.h>
 
-#define SR_CLAIMED 2u
-
 static sr_participant *participant_at(const sr_store *st, uint32_t number) {
     if (number >= st->hdr->n_participants) return NULL;
     return (sr_participant *)sr_ptr(st, st->hdr->participants_off) + number;
-}
-
-static sr_session *session_at(const sr_store *st, uint32_t number) {
-    return (sr_session *)sr_ptr(st, st->hdr->sessions_off) + number;
 }
 
 int sr_participant_set(sr_store *st, uint32_t number, uint32_t pid, uint64_t start_ticks,
@@ -55,9 +50,9 @@ static void vacate(sr_session *s) {
 
 int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kind, sr_ses *out) {
     for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
-        sr_session *s = session_at(st, i);
-        uint32_t expected = 0;
-        if (!atomic_compare_exchange_strong_explicit(&s->state, &expected, SR_CLAIMED,
+        sr_session *s = sr_session_at(st, i);
+        uint32_t expected = 0, claim = SR_CLAIMED | participant << 2;
+        if (!atomic_compare_exchange_strong_explicit(&s->state, &expected, claim,
                                                      memory_order_acquire, memory_order_relaxed)) {
             continue;
         }
@@ -68,7 +63,7 @@ int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kin
         s->stripe_hint =
             atomic_fetch_add_explicit(&st->hdr->opened[kind & 3u], 1, memory_order_relaxed);
         s->arena = s->stripe_hint % st->hdr->n_arenas;
-        s->table = SR_NONE;
+        atomic_store_explicit(&s->table, SR_NONE, memory_order_relaxed);
         s->reserved_inserts = s->reserved_samples = 0;
         s->owed_inserts = s->owed_samples = s->owed_deletes = 0;
         s->participant = participant;
@@ -87,7 +82,7 @@ int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kin
 }
 
 /* Give every reference in the ledger back, the ledger itself, and the place. Also for a dead
- * owner's session that was idle. */
+ * owner's session whose operation is settled. */
 static int close_session(sr_ses *ses) {
     sr_store *st = ses->st;
     sr_session *s = ses->shared;
@@ -98,19 +93,19 @@ static int close_session(sr_ses *ses) {
         int rc = sr_release(ses, 1, &p);
         if (rc != SR_OK) result = rc;
     }
-    uint64_t ledger = s->ledger_off;
-    sr_arena *home = sr_arena_at(st, s->arena);
     sr_begin(ses, SR_BUSY_LEDGER);
-    /* Against who walks the ledgers meanwhile (sr_check). */
-    int locked = sr_lock(st, &home->lock) == SR_OK;
-    s->ledger_off = 0;
-    s->ledger_cap = 0;
-    s->ledger_used = 0;
-    if (locked) sr_unlock(&home->lock);
-    if (ledger != 0 && ledger != sr_own_ledger(st, s)) {
-        int rc = sr_free(st, ledger);
-        if (rc != SR_OK) result = rc;
+    sr_mutex *lock = sr_session_lock(st, ses->number);
+    int rc = sr_lock(st, lock);
+    if (rc == SR_OK) {
+        uint64_t spare = s->ledger_off != sr_own_ledger(st, s) ? s->ledger_off : 0;
+        atomic_store_explicit(&s->inflight[1], spare, memory_order_release);
+        s->ledger_off = 0;
+        s->ledger_cap = 0;
+        s->ledger_used = 0;
+        sr_unlock(lock);
+        rc = sr_free_outer(st, &s->inflight[1]);
     }
+    if (rc != SR_OK) result = rc;
     sr_end(ses);
     free(ses->free_stack);
     ses->free_stack = NULL;
@@ -126,39 +121,52 @@ void sr_session_abandon(sr_ses *ses) {
     memset(ses, 0, sizeof *ses);
 }
 
-/* Settle what an operation left that its owner's death cut short between two locks: what it owed a
- * limiter, and an allocation that nothing refers to yet. SR_CORRUPT where it died inside a lock. */
-static int finish_operation(sr_store *st, sr_session *s) {
-    uint32_t busy = atomic_load_explicit(&s->busy, memory_order_acquire);
-    if (busy == SR_BUSY_INSERT || busy == SR_BUSY_SAMPLE || busy == SR_BUSY_DELETE) {
-        int rc = sr_limiter_settle_dead(st, s);
-        if (rc != SR_OK) return rc;
-    }
-    int rc = sr_lock(st, &sr_arena_at(st, s->arena)->lock);
+/* What a dead session owed its table's limiter, and the evictions that it did not come to. */
+static int settle(sr_store *st, sr_session *s) {
+    sr_table *t = sr_table_at(st, atomic_load_explicit(&s->table, memory_order_relaxed));
+    if (t == NULL) return SR_OK; /* it never began an operation on a table */
+    int rc = sr_lock_table(st, t);
     if (rc != SR_OK) return rc;
-    sr_unlock(&sr_arena_at(st, s->arena)->lock);
-    for (uint32_t i = 0; i < 2; i++) {
-        uint64_t off = atomic_load_explicit(&s->inflight[i], memory_order_acquire);
-        if (off == 0) continue;
-        atomic_store_explicit(&s->inflight[i], 0, memory_order_relaxed);
-        rc = sr_free(st, off);
-        if (rc != SR_OK) return rc;
+    uint64_t over = sr_limiter_settle_dead(t, s);
+    int poisoned = atomic_load_explicit(&t->poisoned, memory_order_relaxed) != SR_SOUND;
+    if (over > 0 && !poisoned) rc = sr_evict_locked(st, t, over);
+    sr_unlock_table(st, t);
+    sr_limiter_wake_all(t);
+    return rc;
+}
+
+/* Settle what an operation left that its owner's death cut short: what it owed a limiter, and
+ * allocations that nothing refers to. */
+static int finish_operation(sr_store *st, sr_session *s, uint32_t number) {
+    uint32_t busy = atomic_load_explicit(&s->busy, memory_order_acquire);
+    int rc = SR_OK;
+    if (busy == SR_BUSY_INSERT || busy == SR_BUSY_SAMPLE || busy == SR_BUSY_DELETE) {
+        rc = settle(st, s);
     }
-    atomic_store_explicit(&s->busy, SR_IDLE, memory_order_release);
-    return SR_OK;
+    if (rc != SR_OK) return rc;
+    /* It may have died inside its own lock, which nobody else has come to: repair first. */
+    rc = sr_lock(st, sr_session_lock(st, number));
+    if (rc != SR_OK) return rc;
+    sr_unlock(sr_session_lock(st, number));
+    for (uint32_t i = 0; i < 2 && rc == SR_OK; i++) rc = sr_free_outer(st, &s->inflight[i]);
+    if (rc == SR_OK) atomic_store_explicit(&s->busy, SR_IDLE, memory_order_release);
+    return rc;
 }
 
 static int reclaim_session(sr_store *st, sr_session *s, uint32_t number) {
-    if (atomic_load_explicit(&s->state, memory_order_acquire) == SR_CLAIMED) {
-        vacate(s); /* died while it claimed the place: it holds nothing */
-        return SR_OK;
-    }
-    int rc = finish_operation(st, s);
+    int rc = finish_operation(st, s, number);
     if (rc != SR_OK) return rc;
     sr_ses dead = {.st = st, .shared = s, .number = number};
-    dead.free_stack = malloc((s->ledger_cap + 1) * sizeof *dead.free_stack);
+    dead.free_stack = malloc((s->ledger_cap + 1ull) * sizeof *dead.free_stack);
     if (dead.free_stack == NULL) return SR_SYS;
     return close_session(&dead);
+}
+
+/* Is this session, in use or being claimed, the participant's? */
+static int belongs(const sr_session *s, uint32_t participant) {
+    uint32_t state = atomic_load_explicit(&s->state, memory_order_acquire);
+    if ((state & SR_CLAIMED) != 0) return state >> 2 == participant;
+    return state == 1 && s->participant == participant;
 }
 
 int sr_participant_reclaim(sr_store *st, uint32_t number) {
@@ -167,20 +175,13 @@ int sr_participant_reclaim(sr_store *st, uint32_t number) {
     int freed = 0;
     int broken = 0;
     for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
-        sr_session *s = session_at(st, i);
-        if (atomic_load_explicit(&s->state, memory_order_acquire) == 0 ||
-            s->participant != number) {
-            continue;
-        }
-        if (reclaim_session(st, s, i) == SR_OK) {
-            freed++;
-            continue;
-        }
-        /* It died inside a lock: counts and ledger may disagree. Its place stays as it is, and the
-         * store says that it is dirty. */
-        atomic_store_explicit(&st->hdr->dirty, 1, memory_order_release);
-        broken = 1;
+        sr_session *s = sr_session_at(st, i);
+        if (!belongs(s, number)) continue;
+        int rc = reclaim_session(st, s, i);
+        if (rc == SR_OK) freed++;
+        else broken = rc;
     }
-    if (!broken) sr_participant_clear(st, number);
+    if (broken != 0) return broken; /* the next sweep tries again */
+    sr_participant_clear(st, number);
     return freed;
 }

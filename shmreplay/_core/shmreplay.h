@@ -5,13 +5,13 @@
  * unless they take an sr_session: a session belongs to one thread at a time (the caller sees to
  * that).
  *
- * Lock order: limiter -> stripe i -> stripe j > i -> schemas -> arena i -> arena j > i; only
- * sr_check holds more than one arena's. No function returns holding a lock.
+ * Lock order: see layout.h. No function returns holding a lock.
  *
  * Crash behaviour, everywhere: a slot is published by its last store, so an item is there wholly or
- * not at all. A process that dies inside a lock leaves it to the next as EOWNERDEAD; one that dies
- * in mid-operation leaves its session's busy word set. Either way the slots, the ledgers and the
- * open blocks are the truth, and everything else can be rebuilt from them. */
+ * not at all. A process that dies inside a lock leaves it to the next as EOWNERDEAD, who repairs
+ * the store (sr_repair) and goes on; one that dies between two locks leaves its session's busy word
+ * set and what it owes in its session (sr_participant_reclaim). Either way the slots, the ledgers
+ * and the open blocks are the truth, and everything else is rebuilt from them. */
 #ifndef SHMREPLAY_H
 #define SHMREPLAY_H
 
@@ -25,11 +25,12 @@ enum sr_status {
     SR_FULL = -2,        /* the store's capacity is used up; see sr_last_detail */
     SR_NOSPACE = -3,     /* the file system (/dev/shm) has no memory left; see sr_last_detail */
     SR_CLOSED = -4,      /* the server closed the store */
-    SR_CORRUPT = -5,     /* a check failed or an owner died inside a lock */
+    SR_CORRUPT = -5,     /* a check failed; a table is poisoned */
     SR_INVALID = -6,     /* an argument is out of range: the caller's defect */
     SR_VERSION = -7,     /* another layout version or signature; see sr_last_detail */
     SR_LIMIT = -8,       /* no free participant, session or schema entry */
-    SR_SYS = -9          /* a system call failed; errno in sr_last_detail */
+    SR_SYS = -9,         /* a system call failed; errno in sr_last_detail */
+    SR_DIRTY = -10       /* inside the core only: a repair comes first (lock.h) */
 };
 
 /* What the last failing call on this thread has to say. */
@@ -100,8 +101,10 @@ int sr_store_is_closed(const sr_store *st);
 typedef struct {
     uint64_t capacity, committed, fixed, index_committed, arena_committed, arena_used, arena_free,
         arena_allocs;
+    uint64_t repairs;
     uint32_t participants, sessions;
-    uint32_t dirty, closed;
+    uint32_t poisoned; /* tables */
+    uint32_t closed;
 } sr_store_stats;
 int sr_store_get_stats(sr_store *st, sr_store_stats *out);
 /* Background commit: wait (<= 100 ms) for an arena to run low, then sr_commit_ahead. Returns
@@ -127,10 +130,18 @@ int sr_session_close(sr_ses *ses);
 /* Forget the process-local part only: for a handle that a forked child inherited. Touches
  * nothing shared. */
 void sr_session_abandon(sr_ses *ses);
-/* Of a participant whose record lock is free (it is dead): drop the references of its idle
- * sessions and free them, and its entry. Sessions that died in mid-operation are left as they
- * are and mark the store dirty. Returns the number of sessions freed or a negative status. */
+/* Of a participant whose record lock is free (it is dead), by who holds that lock now: settle what
+ * its operations owed, drop the references of its sessions, free them and its entry. Crash: the
+ * next one goes on where this one stopped. Returns the number of sessions freed or a negative
+ * status. */
 int sr_participant_reclaim(sr_store *st, uint32_t number);
+
+/* After a death inside a lock: under all locks, rebuild everything that follows from the slots, the
+ * ledgers and the blocks, and check it. A table whose items do not hold together is poisoned; the
+ * others go on. Called by sr_lock; at once SR_OK where the store is not dirty. For who holds no
+ * lock. Crash: the store stays dirty and the next one starts anew. SR_OK; SR_SYS (no memory in this
+ * process) or SR_CORRUPT (a lock is unusable) with the store as dirty as before. */
+int sr_repair(sr_store *st);
 
 /* ---------------------------------------------------------------- schemas */
 
@@ -166,11 +177,12 @@ uint32_t sr_block_columns(const sr_store *st, uint64_t block);
 /* Address of a cell; for the owner of the block (rows >= published may be written, rows below
  * only read). */
 void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row);
-/* Publish rows [published, published + n) as rows of `episode`. Only the block's writer. */
-void sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode);
+/* Publish rows [published, published + n) as rows of `episode`. Only the block's writer. SR_OK,
+ * SR_CORRUPT or SR_SYS: nothing published. */
+int sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode);
 /* Copy n row parts into the next row of the block (src[c] has row_bytes[c] bytes) and publish
- * it. */
-void sr_block_append(sr_ses *ses, uint64_t block, const void *const *src, uint64_t episode);
+ * it: as sr_block_publish. */
+int sr_block_append(sr_ses *ses, uint64_t block, const void *const *src, uint64_t episode);
 
 /* One run of rows of a column, as the writer describes a trajectory. */
 typedef struct {

@@ -10,18 +10,19 @@
  * Crash: between allocation and note the object stands in the session's inflight word. */
 static int new_object(sr_ses *ses, enum sr_kind kind, uint64_t bytes, uint64_t *off) {
     sr_begin(ses, SR_BUSY_BLOCK);
-    int rc = sr_alloc(ses->st, ses->shared->arena, kind, bytes, &ses->shared->inflight[0], off);
+    int rc =
+        sr_alloc_outer(ses->st, ses->shared->arena, kind, bytes, &ses->shared->inflight[0], off);
     if (rc != SR_OK) sr_end(ses);
     return rc;
 }
 
 static int note_object(sr_ses *ses, uint64_t off, enum sr_kind kind, uint32_t *position) {
-    sr_arena *home = sr_arena_at(ses->st, ses->shared->arena);
-    int rc = sr_lock(ses->st, &home->lock);
+    sr_mutex *lock = sr_session_lock(ses->st, ses->number);
+    int rc = sr_lock(ses->st, lock);
     if (rc == SR_OK) {
         *position = sr_ledger_note(ses, SR_REF(off, kind));
-        atomic_store_explicit(&ses->shared->inflight[0], 0, memory_order_relaxed);
-        sr_unlock(&home->lock);
+        atomic_store_explicit(&ses->shared->inflight[0], 0, memory_order_release);
+        sr_unlock(lock);
     }
     sr_end(ses);
     return rc;
@@ -96,29 +97,36 @@ void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t r
     return (char *)b + c->off + c->row_bytes * row;
 }
 
-void sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode) {
+int sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode) {
     sr_block *b = sr_ptr(ses->st, block);
     uint64_t *episodes = (uint64_t *)((char *)b + b->episodes_off);
     uint32_t first = atomic_load_explicit(&b->published, memory_order_relaxed);
     SR_ASSERT(n > 0 && n <= b->rows_cap - first);
-    if (first == 0 || episodes[first - 1] != episode) {
-        /* The writer holds the episode, so that it is alive; the block's reference is counted
-         * before the rows are published. A crash in between is in mid-operation. The lock keeps
-         * out who compares counts; where it is lost, the store is dirty and nobody compares. */
-        sr_arena *home = sr_arena_at(ses->st, ses->shared->arena);
+    /* The writer holds the episode, so that it is alive. A block counts once in it for each run of
+     * its rows: where a run begins, count and rows change under one lock. */
+    int begins = first == 0 || episodes[first - 1] != episode;
+    sr_mutex *lock = sr_session_lock(ses->st, ses->number);
+    if (begins) {
         sr_begin(ses, SR_BUSY_BLOCK);
-        int locked = sr_lock(ses->st, &home->lock) == SR_OK;
+        int rc = sr_lock(ses->st, lock);
+        if (rc != SR_OK) {
+            sr_end(ses);
+            return rc;
+        }
         sr_ref_retain(ses->st, SR_REF(episode, SR_KIND_EPISODE));
-        if (locked) sr_unlock(&home->lock);
     }
     for (uint32_t r = 0; r < n; r++) episodes[first + r] = episode;
     /* SYNC POINT: release: whoever reads `published` sees the rows below it whole, and they
      * never change again. */
     atomic_store_explicit(&b->published, first + n, memory_order_release);
-    sr_end(ses);
+    if (begins) {
+        sr_unlock(lock);
+        sr_end(ses);
+    }
+    return SR_OK;
 }
 
-void sr_block_append(sr_ses *ses, uint64_t block, const void *const *src, uint64_t episode) {
+int sr_block_append(sr_ses *ses, uint64_t block, const void *const *src, uint64_t episode) {
     sr_block *b = sr_ptr(ses->st, block);
     const sr_block_col *cols = sr_block_cols(b);
     uint32_t row = atomic_load_explicit(&b->published, memory_order_relaxed);
@@ -129,7 +137,7 @@ void sr_block_append(sr_ses *ses, uint64_t block, const void *const *src, uint64
         bytes += cols[c].row_bytes;
     }
     atomic_fetch_add_explicit(&ses->shared->bytes_in, bytes, memory_order_relaxed);
-    sr_block_publish(ses, block, 1, episode);
+    return sr_block_publish(ses, block, 1, episode);
 }
 
 /* Are these runs inside published rows of live blocks? */
@@ -228,15 +236,15 @@ int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const u
                        .bytes = bytes};
         atomic_store_explicit(&t->refs, 1, memory_order_relaxed);
         fill_traj(t, n_cols, first_run, flags, runs, blocks, block_of);
-        sr_arena *home = sr_arena_at(st, ses->shared->arena);
-        rc = sr_lock(st, &home->lock);
+        sr_mutex *lock = sr_session_lock(st, ses->number);
+        rc = sr_lock(st, lock);
         if (rc == SR_OK) {
             for (uint32_t i = 0; i < n_blocks; i++) {
                 sr_ref_retain(st, SR_REF(blocks[i], SR_KIND_BLOCK));
             }
             *position = sr_ledger_note(ses, SR_REF(*off, SR_KIND_TRAJ));
-            atomic_store_explicit(&ses->shared->inflight[0], 0, memory_order_relaxed);
-            sr_unlock(&home->lock);
+            atomic_store_explicit(&ses->shared->inflight[0], 0, memory_order_release);
+            sr_unlock(lock);
         }
         sr_end(ses);
     }

@@ -7,12 +7,9 @@
 
 /* One more reference to a block or trajectory that is known to be alive. */
 void sr_ref_retain(const sr_store *st, uint64_t ref);
-/* One reference less; the last one frees it and what it refers to (arena locks). SR_OK or
- * SR_CORRUPT. */
+/* One reference less; the last one frees it and what it refers to (arena locks). SR_OK, SR_CORRUPT,
+ * or SR_DIRTY: something that nothing refers to any more is left for the repair to free. */
 int sr_ref_drop(sr_store *st, uint64_t ref);
-
-/* One reference less if it is not the last: 1; if it is the last, nothing changes: 0. */
-int sr_ref_drop_shared(const sr_store *st, uint64_t ref);
 
 /* An item enters (leaves) a table: count it at each episode whose rows it refers to. An item
  * that spans more than 64 episodes is counted at 64 of them, the same ones when it leaves. */

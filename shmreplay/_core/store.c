@@ -1,12 +1,12 @@
 /* Laying a store out, attaching to one, closing it, and what it holds. */
-#include <errno.h>
-#include <float.h>
-
 #include "arena.h"
 #include "ledger.h"
 #include "lock.h"
 #include "stripe.h"
 #include "table.h"
+
+#include <float.h>
+#include <time.h>
 
 static _Thread_local sr_detail detail;
 sr_detail *sr_last_detail(void) { return &detail; }
@@ -47,8 +47,8 @@ uint64_t sr_layout_signature(void) {
 }
 
 typedef struct {
-    uint64_t participants, sessions, tables, stripes, arenas, schemas, config, fixed_end,
-        index_start, arena_start, arena_span, end;
+    uint64_t participants, sessions, tables, stripes, arenas, schemas, session_locks, config,
+        fixed_end, index_start, arena_start, arena_span, end;
     uint32_t n_stripes;
 } plan;
 
@@ -68,6 +68,8 @@ static void make_plan(const sr_store_config *cfg, const sr_table_config *tables,
     at = p->arenas + cfg->n_arenas * sizeof(sr_arena);
     p->schemas = sr_align(at, SR_LINE);
     at = p->schemas + SR_SCHEMAS_MAX * sizeof(sr_schema);
+    p->session_locks = at;
+    at += SR_SESSION_LOCKS * sizeof(sr_mutex);
     p->config = at;
     p->fixed_end = sr_align(at + cfg->config_bytes, SR_PAGE);
     p->index_start = p->fixed_end;
@@ -136,8 +138,10 @@ static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) 
     if (cfg->n_participants < 2 || cfg->n_sessions == 0 || cfg->capacity_bytes > (1ull << 46)) {
         return 0;
     }
+    uint64_t locks = SR_SESSION_LOCKS + 2u + cfg->n_arenas;
     for (uint32_t i = 0; i < cfg->n_tables; i++) {
         const sr_table_config *t = &tables[i];
+        locks += 1u + t->n_stripes;
         if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX || t->max_size < 1 ||
             t->max_size > 0x7fffffff) {
             return 0;
@@ -146,7 +150,7 @@ static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) 
         if (t->remover_kind < SR_SEL_FIFO || t->remover_kind > SR_SEL_MAX_HEAP) return 0;
         if (!(t->samples_per_insert > 0) || t->min_size_to_sample < 1) return 0;
     }
-    return 1;
+    return locks <= SR_LOCKS_MAX;
 }
 
 static uint64_t extent_for(uint64_t capacity) {
@@ -170,7 +174,11 @@ static int format_regions(sr_store *st, const sr_store_config *cfg, const sr_tab
         sr_arena_init(st, sr_arena_at(st, i), p->arena_start + i * p->arena_span,
                       p->arena_start + (i + 1) * p->arena_span);
     }
-    return sr_mutex_init(&h->schema_lock);
+    for (uint32_t i = 0; i < SR_SESSION_LOCKS; i++) {
+        if (sr_mutex_init(sr_session_lock(st, i)) != SR_OK) return SR_SYS;
+    }
+    int rc = sr_mutex_init(&h->schema_lock);
+    return rc == SR_OK ? sr_mutex_init(&h->repair_lock) : rc;
 }
 
 int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables,
@@ -207,8 +215,12 @@ int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_con
     h->stripes_off = p.stripes;
     h->arenas_off = p.arenas;
     h->schemas_off = p.schemas;
+    h->session_locks_off = p.session_locks;
     h->config_off = p.config;
     h->config_bytes = cfg->config_bytes;
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    h->created_ns = (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
     atomic_store(&h->committed_bytes, p.fixed_end);
     keep_pages(st);
     rc = format_regions(st, cfg, tables, &p, config_json);
@@ -242,6 +254,7 @@ int sr_store_attach(sr_store *st) {
         !region_ok(st, h->stripes_off, h->n_stripes, sizeof(sr_stripe)) ||
         !region_ok(st, h->arenas_off, h->n_arenas, sizeof(sr_arena)) ||
         !region_ok(st, h->schemas_off, SR_SCHEMAS_MAX, sizeof(sr_schema)) ||
+        !region_ok(st, h->session_locks_off, SR_SESSION_LOCKS, sizeof(sr_mutex)) ||
         sr_at(st, h->config_off, h->config_bytes) == NULL) {
         return SR_CORRUPT;
     }
@@ -282,7 +295,11 @@ int sr_store_get_stats(sr_store *st, sr_store_stats *out) {
     out->capacity = h->capacity_bytes;
     out->committed = atomic_load_explicit(&h->committed_bytes, memory_order_relaxed);
     out->fixed = sr_align(h->config_off + h->config_bytes, SR_PAGE);
-    out->dirty = atomic_load_explicit(&h->dirty, memory_order_relaxed);
+    out->repairs = atomic_load_explicit(&h->repairs, memory_order_relaxed);
+    for (uint32_t i = 0; i < h->n_tables; i++) {
+        const sr_table *t = sr_table_at(st, i);
+        out->poisoned += atomic_load_explicit(&t->poisoned, memory_order_relaxed) != SR_SOUND;
+    }
     out->closed = (uint32_t)sr_store_is_closed(st);
     for (uint32_t i = 0; i < h->n_arenas; i++) {
         sr_arena *a = sr_arena_at(st, i);
@@ -311,6 +328,7 @@ int sr_store_get_stats(sr_store *st, sr_store_stats *out) {
 int sr_committer_step(sr_store *st) {
     uint32_t seq = atomic_load(&st->hdr->commit_seq);
     int added = sr_commit_ahead(st);
+    if (added == SR_DIRTY) return sr_repair(st);
     if (added <= 0 && !sr_store_is_closed(st)) {
         sr_futex_wait(&st->hdr->commit_seq, seq, &st->hdr->commit_waiters, 100);
     }

@@ -57,6 +57,16 @@ int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uin
     return SR_OK;
 }
 
+int sr_lock_stripe(sr_store *st, const sr_table *t, sr_stripe *s) {
+    int rc = sr_lock(st, &s->lock);
+    if (SR_UNLIKELY(rc != SR_OK)) return rc;
+    if (SR_LIKELY(atomic_load_explicit(&t->poisoned, memory_order_relaxed) == SR_SOUND)) {
+        return SR_OK;
+    }
+    sr_unlock(&s->lock);
+    return SR_CORRUPT;
+}
+
 static int grow_once(sr_store *st, sr_stripe *s) {
     uint64_t have = s->slots_used >= s->slots_max ? s->slots_max
                                                    : s->slots_committed / sizeof(sr_slot);
@@ -85,7 +95,9 @@ static int grow(sr_store *st, sr_stripe *s) {
     while ((rc == SR_FULL || rc == SR_NOSPACE) && sr_give_back(st, sr_last_detail()->asked) > 0) {
         rc = grow_once(st, s);
     }
-    return rc;
+    /* An arena that waits for its repair gives nothing. */
+    int waits = rc != SR_OK && atomic_load_explicit(&st->hdr->dirty, memory_order_relaxed) != 0;
+    return waits ? SR_DIRTY : rc;
 }
 
 void sr_stripe_touch(sr_store *st, const sr_stripe *s) {
@@ -150,6 +162,12 @@ void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, c
     atomic_store_explicit(&p->ref, item->ref, memory_order_release);
 }
 
+/* Where a repair is due, what could not be freed is freed by it: the item is out all the same. */
+static int drop(sr_store *st, uint64_t ref) {
+    int rc = sr_ref_drop(st, ref);
+    return rc == SR_DIRTY ? SR_OK : rc;
+}
+
 int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot) {
     sr_slot *p = sr_slot_at(st, s, slot);
     uint64_t ref = atomic_load_explicit(&p->ref, memory_order_relaxed);
@@ -159,7 +177,7 @@ int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot) {
     sr_episodes_leave(st, t, s->table, ref, p->row_start, p->row_count, 1);
     p->row_start = s->free_head;
     s->free_head = slot;
-    return sr_ref_drop(st, ref);
+    return drop(st, ref);
 }
 
 int sr_stripe_clear(sr_store *st, sr_table *t, sr_stripe *s) {
@@ -173,7 +191,7 @@ int sr_stripe_clear(sr_store *st, sr_table *t, sr_stripe *s) {
         sr_episodes_leave(st, t, s->table, ref, p->row_start, p->row_count, 0);
         p->row_start = s->free_head;
         s->free_head = slot;
-        int rc = sr_ref_drop(st, ref);
+        int rc = drop(st, ref);
         if (rc != SR_OK) result = rc;
     }
     sr_stripe_hints(st, s);

@@ -20,7 +20,7 @@ static inline int sr_slot_live(const sr_slot *slot) {
 
 /* Map the slots into this process, if some are new to it. No lock; called before one is taken. */
 void sr_stripe_touch(sr_store *st, const sr_stripe *s);
-/* A free slot, with memory for it in every index. SR_OK, SR_FULL, SR_NOSPACE. */
+/* A free slot, with memory for it in every index. SR_OK, SR_FULL, SR_NOSPACE, SR_DIRTY. */
 int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot);
 /* Fill the slot, enter it in the selectors, count its references and publish it. */
 void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, const sr_item *item,
@@ -29,6 +29,14 @@ void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, c
 int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot);
 /* Remove everything, without counting deleted episodes. */
 int sr_stripe_clear(sr_store *st, sr_table *t, sr_stripe *s);
+/* Do its slots lie in memory that it says to have? Else nothing in it can be read. */
+int sr_stripe_slots_ok(const sr_store *st, const sr_stripe *s);
+/* For sr_repair: everything in the stripe that follows from its slots, made anew. Items that a dead
+ * sampler had drawn for the last time and not taken out get that draw back. Gives the number of
+ * items. SR_OK; SR_CORRUPT where a slot or what describes the slots makes no sense, with nothing
+ * changed; SR_SYS where this process has no memory. */
+int sr_stripe_rebuild(sr_store *st, sr_table *t, sr_stripe *s, uint64_t *n_live);
+
 /* Publish size, masses and oldest item for those that choose a stripe without its lock. */
 void sr_stripe_hints(sr_store *st, sr_stripe *s);
 

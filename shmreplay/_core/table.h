@@ -23,16 +23,29 @@ static inline int sr_remover_draws(const sr_table *t) {
  * table). */
 int sr_table_usable(const sr_store *st, uint32_t table);
 
-/* All locks of a table, in order. SR_OK, or SR_CORRUPT holding none. */
+/* A stripe's lock, as sr_lock. SR_CORRUPT where the table is poisoned: perhaps by the repair that
+ * this call made. */
+int sr_lock_stripe(sr_store *st, const sr_table *t, sr_stripe *s);
+
+/* All locks of a table, in order: for who holds none (as sr_lock), and for who holds another
+ * table's (as sr_lock_inner). SR_OK, or an error holding none. */
 int sr_lock_table(sr_store *st, sr_table *t);
+int sr_lock_table_inner(sr_store *st, sr_table *t);
 void sr_unlock_table(sr_store *st, sr_table *t);
 
-/* An operation in progress: a participant that dies with this word set marks the store dirty. */
+/* Walk one table, under all its locks: as sr_check. */
+int sr_check_table_locked(sr_store *st, uint32_t table, char *text, uint64_t text_bytes);
+
+/* Zero what a reset zeroes. Under all locks of the table. */
+void sr_reset_counters(sr_table *t);
+
+/* An operation in progress: of a participant that died with this word set, whoever reclaims its
+ * session settles the operation. */
 static inline void sr_begin(sr_ses *ses, enum sr_busy what) {
     atomic_store_explicit(&ses->shared->busy, what, memory_order_relaxed);
 }
 static inline void sr_begin_on(sr_ses *ses, enum sr_busy what, uint32_t table) {
-    ses->shared->table = table;
+    atomic_store_explicit(&ses->shared->table, table, memory_order_relaxed);
     sr_begin(ses, what);
 }
 static inline void sr_end(sr_ses *ses) {

@@ -826,7 +826,7 @@ def test_memory_of_a_killed_client_comes_back(
     after = client.stats()
     assert after["arena_used_bytes"] <= before["arena_used_bytes"] + 4 * 192
     assert after["sessions"] == before["sessions"]
-    assert after["dirty"] == 0
+    assert after["repairs"] == 0
     client.check()
 
 

@@ -1,8 +1,8 @@
-"""Actors that are killed at any instant: the others go on, or are told that the table is shut.
+"""Actors that are killed at any instant: the others go on, and nothing is lost but what the dead
+one was doing.
 
-A process that dies between two locks is cleaned up after: what it held comes back and what it owed
-the rate limiter is settled. One that dies inside a lock shuts the table; that is the safe answer
-of this version, and the only other one that is allowed here.
+What a dead process held comes back and what it owed the rate limiter is settled; what it left half
+done inside a lock is made anew from the items.
 """
 
 from __future__ import annotations
@@ -43,25 +43,21 @@ def act(conn: Connection, address: str, seed: int) -> None:
             client.mutate_priorities(TABLE, deletes=keys[:1])
 
 
-def settled(server: reverb.Server) -> bool:
-    """Whether the dead one's place was given back, and all counts agree."""
+def settle(server: reverb.Server) -> None:
+    """Waits until the dead one's place was given back; all counts agree then."""
     end = time.monotonic() + DEADLINE_S
     while server.stats()["participants"] > 1:
         # What the server's own thread does each second.
         server._connection.store.reclaim_dead()
-        if server.stats()["dirty"]:
-            return False
         assert time.monotonic() < end, server.stats()
         time.sleep(0.01)  # between two looks at a condition with a deadline
     server.check()
-    return True
 
 
 @pytest.mark.parametrize("stripes", [1, 2])
-def test_others_go_on_or_are_told(stripes: int) -> None:
+def test_others_go_on(stripes: int) -> None:
     context = multiprocessing.get_context("fork")
     when = random.Random(stripes)
-    outcomes = {"went on": 0, "was shut": 0}
     for kill in range(KILLS):
         table = reverb.Table(
             TABLE,
@@ -81,16 +77,8 @@ def test_others_go_on_or_are_told(stripes: int) -> None:
             os.kill(actor.pid, signal.SIGKILL)
             actor.join(DEADLINE_S)
             client = server.localhost_client()
-            try:
-                if settled(server):
-                    client.insert({"x": np.zeros(40, np.int64)}, {TABLE: 5.0}, timeout=DEADLINE_S)
-                    next(client.sample(TABLE, 1, timeout=DEADLINE_S))
-                    server.check()
-                    outcomes["went on"] += 1
-                else:
-                    outcomes["was shut"] += 1
-            except reverb.errors.TableCorruptedError:
-                outcomes["was shut"] += 1
+            settle(server)
+            client.insert({"x": np.zeros(40, np.int64)}, {TABLE: 5.0}, timeout=DEADLINE_S)
+            next(client.sample(TABLE, 1, timeout=DEADLINE_S))
+            server.check()
             client.close()
-    # Most of a loop's time is spent outside locks.
-    assert outcomes["went on"] > KILLS / 2, outcomes

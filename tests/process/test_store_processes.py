@@ -412,7 +412,7 @@ def test_all_places_taken(name: str, others: Callable[[], Other]) -> None:
 def test_another_layout_version(name: str, other: Other) -> None:
     other.call("create", name)
     overwrite(files_of(name)[0], 8, (77).to_bytes(4, "little"))
-    with pytest.raises(VersionMismatchError, match=r"version 77\b.*version 1\b"):
+    with pytest.raises(VersionMismatchError, match=r"version 77\b.*version 2\b"):
         Store.open(name)
     assert other.call("alive", name) == {0: True}
 
