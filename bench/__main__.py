@@ -12,6 +12,7 @@ from bench import (
     batch_insert,
     borrow,
     copy_vs_zero_copy,
+    crash_safety,
     prioritized,
     report,
     scaling,
@@ -45,6 +46,7 @@ QUESTIONS: dict[str, Question] = {
         borrow,
         copy_vs_zero_copy,
         scaling,
+        crash_safety,
     )
 }
 

@@ -6,7 +6,15 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench import batch_insert, borrow, prioritized, scaling, single_insert, uniform_sample
+from bench import (
+    batch_insert,
+    borrow,
+    crash_safety,
+    prioritized,
+    scaling,
+    single_insert,
+    uniform_sample,
+)
 from bench.harness import Figure, Spread
 
 Row = tuple[str, str, str]
@@ -171,6 +179,18 @@ def all_targets() -> list[Target]:
             "us",
         ),
         *_scaling_targets(),
+        *(
+            Target(
+                f"{case} in the core: time against the same without crash safety",
+                (crash_safety.NAME, case, crash_safety.OURS),
+                1.1,
+                False,
+                "x",
+                "us",
+                (crash_safety.NAME, case, crash_safety.FRAGILE),
+            )
+            for case in crash_safety.CASES
+        ),
     ]
 
 

@@ -25,6 +25,13 @@
         }                                                                                 \
     } while (0)
 
+/* 0 in a build that only bench/crash_safety.py makes: what it costs that any process may die. */
+#ifdef SR_FRAGILE
+#define SR_CRASH_SAFE 0
+#else
+#define SR_CRASH_SAFE 1
+#endif
+
 #define SR_LIKELY(x) __builtin_expect(!!(x), 1)
 #define SR_UNLIKELY(x) __builtin_expect(!!(x), 0)
 

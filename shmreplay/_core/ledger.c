@@ -3,15 +3,12 @@
 #include <time.h>
 
 #include "arena.h"
-#include "lock.h"
 #include "steps.h"
 #include "table.h"
 
 #define LEDGER_MIN 64u
 
 static uint64_t *entries(const sr_ses *ses) { return sr_ptr(ses->st, ses->shared->ledger_off); }
-
-static sr_mutex *own_lock(const sr_ses *ses) { return sr_session_lock(ses->st, ses->number); }
 
 /* A longer ledger: allocate, copy, switch, free the old one. Crash: either ledger is complete, and
  * the other one stands in the inflight word. */
@@ -27,7 +24,7 @@ static int grow(sr_ses *ses, uint32_t cap) {
     if (rc != SR_OK) return rc;
     uint64_t *fresh = sr_ptr(st, off);
     memset(fresh, 0, cap * sizeof *fresh);
-    rc = sr_lock(st, own_lock(ses));
+    rc = sr_lock_session(ses);
     if (rc != SR_OK) return rc;
     uint32_t old_cap = shared->ledger_cap;
     uint64_t old_off = shared->ledger_off;
@@ -36,7 +33,7 @@ static int grow(sr_ses *ses, uint32_t cap) {
     shared->ledger_cap = cap;
     uint64_t spare = old_off != sr_own_ledger(st, shared) ? old_off : 0;
     atomic_store_explicit(&shared->inflight[1], spare, memory_order_release);
-    sr_unlock(own_lock(ses));
+    sr_unlock_session(ses);
     for (uint32_t p = cap; p > old_cap; p--) ses->free_stack[ses->n_free++] = p - 1;
     return sr_free_outer(st, &shared->inflight[1]);
 }
@@ -46,12 +43,12 @@ static int start(sr_ses *ses) {
     sr_session *shared = ses->shared;
     ses->free_stack = malloc(SR_OWN_LEDGER * sizeof *ses->free_stack);
     if (ses->free_stack == NULL) return SR_SYS;
-    int rc = sr_lock(ses->st, own_lock(ses));
+    int rc = sr_lock_session(ses);
     if (rc != SR_OK) return rc;
     memset(shared->own_ledger, 0, sizeof shared->own_ledger);
     shared->ledger_off = sr_own_ledger(ses->st, shared);
     shared->ledger_cap = SR_OWN_LEDGER;
-    sr_unlock(own_lock(ses));
+    sr_unlock_session(ses);
     for (uint32_t p = SR_OWN_LEDGER; p > 0; p--) ses->free_stack[ses->n_free++] = p - 1;
     return SR_OK;
 }
@@ -86,10 +83,10 @@ uint32_t sr_ledger_pin(sr_ses *ses, uint64_t ref) {
 
 int sr_hold(sr_ses *ses, uint64_t ref, uint32_t *position) {
     if (ses->n_free == 0) return SR_INVALID;
-    int rc = sr_lock(ses->st, own_lock(ses));
+    int rc = sr_lock_session(ses);
     if (rc != SR_OK) return rc;
     *position = sr_ledger_pin(ses, ref);
-    sr_unlock(own_lock(ses));
+    sr_unlock_session(ses);
     return SR_OK;
 }
 
@@ -102,7 +99,7 @@ int sr_release(sr_ses *ses, uint32_t n, const uint32_t *positions) {
     }
     sr_begin(ses, SR_BUSY_RELEASE);
     /* One lock for the whole batch. What drops to nothing is freed under it (arena locks). */
-    int rc = sr_lock(st, own_lock(ses));
+    int rc = sr_lock_session(ses);
     if (rc == SR_OK) {
         for (uint32_t i = 0; i < n; i++) {
             uint64_t ref = list[positions[i]];
@@ -114,7 +111,7 @@ int sr_release(sr_ses *ses, uint32_t n, const uint32_t *positions) {
             /* SR_DIRTY: nothing refers to it any more, and the repair that comes frees it. */
             if (dropped != SR_OK && dropped != SR_DIRTY) rc = dropped;
         }
-        sr_unlock(own_lock(ses));
+        sr_unlock_session(ses);
     }
     sr_end(ses);
     return rc;

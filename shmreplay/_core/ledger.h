@@ -4,7 +4,7 @@
 #ifndef SR_LEDGER_H
 #define SR_LEDGER_H
 
-#include "internal.h"
+#include "lock.h"
 
 /* Note one more reference and count it. Room must be reserved; the caller holds a lock that
  * keeps `ref` alive and that a repair would need (a stripe's or the session's). */
@@ -23,6 +23,12 @@ static inline uint64_t sr_own_ledger(const sr_store *st, const sr_session *s) {
  * and the counts of what these name. */
 static inline sr_mutex *sr_session_lock(const sr_store *st, uint32_t number) {
     return (sr_mutex *)sr_ptr(st, st->hdr->session_locks_off) + number % SR_SESSION_LOCKS;
+}
+static inline int sr_lock_session(const sr_ses *ses) {
+    return SR_CRASH_SAFE ? sr_lock(ses->st, sr_session_lock(ses->st, ses->number)) : SR_OK;
+}
+static inline void sr_unlock_session(const sr_ses *ses) {
+    if (SR_CRASH_SAFE) sr_unlock(sr_session_lock(ses->st, ses->number));
 }
 static inline sr_session *sr_session_at(const sr_store *st, uint32_t number) {
     return (sr_session *)sr_ptr(st, st->hdr->sessions_off) + number;

@@ -87,6 +87,7 @@ static void notify(sr_table *t, wake w) {
 /* From here to commit(), all or nothing; under the limiter. pending and pending_samples are sums
  * over the sessions, and so not noted. */
 static void begin(sr_session *s, uint32_t table, const sr_table *t) {
+    if (!SR_CRASH_SAFE) return;
     sr_undo *u = &s->undo;
     u->reserved_inserts = s->reserved_inserts;
     u->reserved_samples = s->reserved_samples;
@@ -105,6 +106,7 @@ static void begin(sr_session *s, uint32_t table, const sr_table *t) {
 }
 
 static void commit(sr_session *s) {
+    if (!SR_CRASH_SAFE) return;
     atomic_signal_fence(memory_order_seq_cst);
     atomic_store_explicit(&s->undo.valid, 0, memory_order_release);
     atomic_signal_fence(memory_order_seq_cst);

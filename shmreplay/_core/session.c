@@ -94,15 +94,14 @@ static int close_session(sr_ses *ses) {
         if (rc != SR_OK) result = rc;
     }
     sr_begin(ses, SR_BUSY_LEDGER);
-    sr_mutex *lock = sr_session_lock(st, ses->number);
-    int rc = sr_lock(st, lock);
+    int rc = sr_lock_session(ses);
     if (rc == SR_OK) {
         uint64_t spare = s->ledger_off != sr_own_ledger(st, s) ? s->ledger_off : 0;
         atomic_store_explicit(&s->inflight[1], spare, memory_order_release);
         s->ledger_off = 0;
         s->ledger_cap = 0;
         s->ledger_used = 0;
-        sr_unlock(lock);
+        sr_unlock_session(ses);
         rc = sr_free_outer(st, &s->inflight[1]);
     }
     if (rc != SR_OK) result = rc;

@@ -3,7 +3,6 @@
 
 #include "arena.h"
 #include "ledger.h"
-#include "lock.h"
 #include "table.h"
 
 /* Allocate, let `fill` initialise it with one reference, note that in the ledger.
@@ -17,12 +16,11 @@ static int new_object(sr_ses *ses, enum sr_kind kind, uint64_t bytes, uint64_t *
 }
 
 static int note_object(sr_ses *ses, uint64_t off, enum sr_kind kind, uint32_t *position) {
-    sr_mutex *lock = sr_session_lock(ses->st, ses->number);
-    int rc = sr_lock(ses->st, lock);
+    int rc = sr_lock_session(ses);
     if (rc == SR_OK) {
         *position = sr_ledger_note(ses, SR_REF(off, kind));
         atomic_store_explicit(&ses->shared->inflight[0], 0, memory_order_release);
-        sr_unlock(lock);
+        sr_unlock_session(ses);
     }
     sr_end(ses);
     return rc;
@@ -105,10 +103,9 @@ int sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode) 
     /* The writer holds the episode, so that it is alive. A block counts once in it for each run of
      * its rows: where a run begins, count and rows change under one lock. */
     int begins = first == 0 || episodes[first - 1] != episode;
-    sr_mutex *lock = sr_session_lock(ses->st, ses->number);
     if (begins) {
         sr_begin(ses, SR_BUSY_BLOCK);
-        int rc = sr_lock(ses->st, lock);
+        int rc = sr_lock_session(ses);
         if (rc != SR_OK) {
             sr_end(ses);
             return rc;
@@ -120,7 +117,7 @@ int sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode) 
      * never change again. */
     atomic_store_explicit(&b->published, first + n, memory_order_release);
     if (begins) {
-        sr_unlock(lock);
+        sr_unlock_session(ses);
         sr_end(ses);
     }
     return SR_OK;
@@ -236,15 +233,14 @@ int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const u
                        .bytes = bytes};
         atomic_store_explicit(&t->refs, 1, memory_order_relaxed);
         fill_traj(t, n_cols, first_run, flags, runs, blocks, block_of);
-        sr_mutex *lock = sr_session_lock(st, ses->number);
-        rc = sr_lock(st, lock);
+        rc = sr_lock_session(ses);
         if (rc == SR_OK) {
             for (uint32_t i = 0; i < n_blocks; i++) {
                 sr_ref_retain(st, SR_REF(blocks[i], SR_KIND_BLOCK));
             }
             *position = sr_ledger_note(ses, SR_REF(*off, SR_KIND_TRAJ));
             atomic_store_explicit(&ses->shared->inflight[0], 0, memory_order_release);
-            sr_unlock(lock);
+            sr_unlock_session(ses);
         }
         sr_end(ses);
     }

@@ -42,7 +42,9 @@ void sr_reset_counters(sr_table *t);
 /* An operation in progress: of a participant that died with this word set, whoever reclaims its
  * session settles the operation. */
 static inline void sr_begin(sr_ses *ses, enum sr_busy what) {
-    atomic_store_explicit(&ses->shared->busy, what, memory_order_relaxed);
+    if (SR_CRASH_SAFE) {
+        atomic_store_explicit(&ses->shared->busy, what, memory_order_relaxed);
+    }
 }
 static inline void sr_begin_on(sr_ses *ses, enum sr_busy what, uint32_t table) {
     atomic_store_explicit(&ses->shared->table, table, memory_order_relaxed);
@@ -51,7 +53,9 @@ static inline void sr_begin_on(sr_ses *ses, enum sr_busy what, uint32_t table) {
 static inline void sr_end(sr_ses *ses) {
     /* SYNC POINT: release, so that whoever sees the word idle sees the operation's effects
      * whole. */
-    atomic_store_explicit(&ses->shared->busy, SR_IDLE, memory_order_release);
+    if (SR_CRASH_SAFE) {
+        atomic_store_explicit(&ses->shared->busy, SR_IDLE, memory_order_release);
+    }
 }
 
 #endif

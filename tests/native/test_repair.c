@@ -122,6 +122,7 @@ static void test_poison(void) {
     CHECK(sr_check(&st, 0, why, sizeof why) == SR_CORRUPT && strstr(why, "poisoned") != NULL);
     CHECK(sr_check(&st, 1, why, sizeof why) == SR_OK && sr_contains(&ses, 1, other) == 1);
     CHECK(sr_insert(&ses, 1, 1, &item, &other, &done, &seq) == SR_OK);
+    CHECK(sr_session_close(&ses) == SR_OK);
     store_drop(&st);
 }
 

@@ -342,6 +342,7 @@ class TestTargets:
             ("borrow", 10.0),
             ("scaling", 1.7),
             ("scaling", 0.95),
+            ("crash_safety", 1.1),
         } == limits
 
     @pytest.mark.parametrize("name", list(QUESTIONS))
