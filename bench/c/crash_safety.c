@@ -1,6 +1,6 @@
 /* One table of the core without Python, for bench/crash_safety.py, which compiles it twice: as it
- * is, and with -DSR_FRAGILE, where the death of a process is not provided for. Whole loops run within
- * one call. Functions give 0, or 1 where the core refuses. */
+ * is, and with -DSR_FRAGILE, where the death of a process is not provided for. Whole loops run
+ * within one call. Functions give 0, or 1 where the core refuses. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
