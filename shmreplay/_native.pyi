@@ -9,6 +9,9 @@ import numpy.typing as npt
 from typing_extensions import disjoint_base
 
 from shmreplay.item_schema import Leaf as _Leaf
+from shmreplay.pattern_plan import ConfigPlan as _ConfigPlan
+from shmreplay.pattern_plan import PatternEvaluator as _PatternEvaluator
+from shmreplay.pattern_plan import StepWriter as _StepWriter
 from shmreplay.table import TableConfig as _TableConfig
 from shmreplay.tree import Path as _Path
 
@@ -23,6 +26,7 @@ __all__ = [
     "Session",
     "StackPlan",
     "Store",
+    "StructuredCore",
     "TrajectoryColumn",
     "Window",
     "WriterCore",
@@ -302,3 +306,18 @@ class WriterCore:
     def finish_episode(self, clear_buffers: bool) -> None: ...
     def configure_column(self, path: _Path, keep: int, max_rows: int | None) -> None: ...
     def shut(self) -> int: ...
+
+@disjoint_base
+class StructuredCore:
+    def __init__(
+        self,
+        writer: _StepWriter,
+        configs: Sequence[_ConfigPlan],
+        evaluator: _PatternEvaluator | None,
+    ) -> None: ...
+    @property
+    def evaluator(self) -> _PatternEvaluator | None: ...
+    @property
+    def step_is_open(self) -> bool: ...
+    def append(self, data: Any, *, partial_step: bool = False) -> None: ...
+    def apply_at_end(self) -> None: ...

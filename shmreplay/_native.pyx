@@ -19,7 +19,7 @@ from cpython.buffer cimport (
 )
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Size
 from cpython.object cimport PyObject
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, fabs
 from libc.string cimport memcmp
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -39,6 +39,14 @@ from shmreplay.binding_support import (
     table_not_found,
 )
 from shmreplay.errors import ExpiredReferenceError, HistoryIndexError
+from shmreplay.pattern_plan import (
+    check_new_column,
+    check_step,
+    relabelled,
+    set_twice,
+    told_unusable,
+    used_columns,
+)
 from shmreplay.spec import DTYPE_OF_CODE, dtype_code, dtype_name, shape_text
 from shmreplay.tree import flatten, flatten_with_path, is_nested
 
@@ -53,6 +61,7 @@ __all__ = [
     "Session",
     "StackPlan",
     "Store",
+    "StructuredCore",
     "TrajectoryColumn",
     "Window",
     "WriterCore",
@@ -87,3 +96,4 @@ include "_binding/memory.pxi"
 include "_binding/numpy_access.pxi"
 include "_binding/session.pxi"
 include "_binding/writer.pxi"
+include "_binding/structured.pxi"

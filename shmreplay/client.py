@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -23,7 +24,9 @@ from shmreplay.reverb_types import TableInfo
 from shmreplay.sampler import Prefetched, Sampler
 from shmreplay.spec import DTYPE_CODES
 from shmreplay.store import Store
+from shmreplay.structured_writer import Config, StructuredWriter
 from shmreplay.trajectory_writer import TrajectoryWriter, checked_keep_alive
+from shmreplay.writer import Writer
 
 __all__ = ["Borrowed", "Client"]
 
@@ -282,6 +285,47 @@ class Client:
             self._connected(),
             checked_keep_alive(num_keep_alive_refs),
             validate_items=validate_items,
+        )
+
+    def structured_writer(self, configs: Sequence[Config]) -> StructuredWriter:
+        """A writer that makes an item wherever a pattern applies; see `structured_writer`.
+
+        Args:
+            configs: From `structured_writer.create_config`.
+
+        Raises:
+            InvalidArgumentError: There are no configs, or one cannot be applied.
+            TableNotFoundError, PriorityError: A config's table is not there, or does not take its
+                priority.
+        """
+        return StructuredWriter(self.trajectory_writer, configs)
+
+    def writer(
+        self,
+        max_sequence_length: int,
+        delta_encoded: bool = False,
+        chunk_length: int | None = None,
+        max_in_flight_items: int | None = 25,
+    ) -> Writer:
+        """A writer whose items are the newest n steps, in all their fields.
+
+        Args:
+            max_sequence_length: Steps of an item at most.
+            delta_encoded: Accepted for Reverb's sake, as is chunk_length: steps lie in memory as
+                they are.
+            chunk_length: In [1, max_sequence_length].
+            max_in_flight_items: Items that may wait for the rate limiter; None: a million.
+
+        Raises:
+            InvalidArgumentError: A number is out of range.
+        """
+        return Writer(
+            functools.partial(self.trajectory_writer, validate_items=False),
+            self.server_info,
+            max_sequence_length,
+            delta_encoded,
+            chunk_length,
+            max_in_flight_items,
         )
 
     # ------------------------------------------------------------------ sampling

@@ -739,7 +739,7 @@ cdef class WriterCore:
     cdef bint append_plain(self, dict data, AppendPlan plan) except -1:
         """The common step: a flat dict of the same keys, each leaf just what its column holds.
 
-        False: not so, nothing done.
+        False: not so, nothing done. The dict may have keys that have no column here.
 
         No Python code runs and the GIL is kept from the first look at a leaf to the end of its
         copy, so the dict's references suffice.
@@ -751,7 +751,7 @@ cdef class WriterCore:
         cdef uint32_t i, n = group.n
         cdef PyObject *found
         cdef Column c
-        if PyDict_Size(data) != <Py_ssize_t>n:
+        if PyDict_Size(data) != node.n:
             return False
         for i in range(n):
             found = PyDict_GetItemWithError(data, node.keys[i])
