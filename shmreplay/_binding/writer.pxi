@@ -440,7 +440,8 @@ cdef class TrajectoryColumn:
         for x in references:
             if x is None:
                 raise errors.InvalidArgumentError(
-                    "a trajectory column cannot contain any None data references")
+                    f"a trajectory column cannot contain any None data references: the column at "
+                    f"path {path} got {references!r:.80}")
             if type(x) is not TrajectoryColumn or (<TrajectoryColumn>x).n != 1:
                 raise errors.ArgumentTypeError(
                     f"a data reference is a TrajectoryColumn of one value, got {x!r}")
@@ -499,16 +500,26 @@ cdef class TrajectoryColumn:
     def __getitem__(self, index):
         cdef TrajectoryColumn t
         cdef Py_ssize_t i
-        if isinstance(index, int):
-            chosen = [range(self.n)[index]]
-        elif isinstance(index, slice):
-            chosen = list(range(self.n)[index])
-        elif isinstance(index, list):
-            chosen = [range(self.n)[i] for i in index]
-        else:
+        if not isinstance(index, (int, slice, list)):
             raise errors.ArgumentTypeError(
                 "a trajectory column is indexed by int, slice or list of int, got "
                 f"{type(index).__name__}")
+        try:
+            if isinstance(index, slice):
+                chosen = list(range(self.n)[index])
+            else:
+                chosen = [range(self.n)[k] for k in (index if isinstance(index, list) else [index])]
+        except IndexError:
+            raise HistoryIndexError(
+                f"index {index} is outside a column {self.column.path} of {self.n} "
+                "references") from None
+        except ValueError as e:
+            raise errors.InvalidArgumentError(
+                f"column {self.column.path}: {index!r}: {e}") from None
+        except TypeError as e:
+            raise errors.ArgumentTypeError(
+                f"column {self.column.path} is indexed by int, slice or list of int, got "
+                f"{index!r}: {e}") from None
         t = TrajectoryColumn.__new__(TrajectoryColumn)
         t.writer = self.writer
         t.column = self.column

@@ -58,7 +58,7 @@ def taken(client: reverb.Client, table: str = TABLE) -> list[Any]:
         ({"max_sequence_length": 2, "max_in_flight_items": 0}, r"max_in_flight_items \(0\)"),
     ],
 )
-def test_settings_are_checked(client: reverb.Client, arguments: dict[str, int], why: str) -> None:
+def test_settings_are_checked(client: reverb.Client, arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         client.writer(**arguments)
 
@@ -176,7 +176,7 @@ def test_create_item_checks_its_arguments(client: reverb.Client) -> None:
         writer.create_item("nope", 1, 1.0)
     for bad in ((TABLE, 1, "high"), (TABLE, 1.5, 1.0), (3, 1, 1.0)):
         with pytest.raises(TypeError):
-            writer.create_item(*bad)  # type: ignore[arg-type]
+            writer.create_item(*bad)
     writer.close()
     assert taken(client) == []
 
