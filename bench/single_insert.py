@@ -26,9 +26,11 @@ CASE = "transition of 681 B, table of 200k"
 RING = "numpy ring"
 OURS = "shmreplay append + 5 slices + create_item"
 OURS_IN_PLACE = "shmreplay next_step + 5 slices + create_item"
+OURS_STRUCTURED = "shmreplay structured append, which makes the item"
 OURS_APPEND = "shmreplay append alone"
 OURS_INSERT = "shmreplay client.insert"
 MEMCPY = "bare C memcpy"
+FIELDS = ("obs", "next_obs", "action", "reward", "done")
 POOL = 64
 KEEP_ALIVE = 16
 
@@ -92,8 +94,8 @@ def in_place_loop(writer: shmreplay.TrajectoryWriter) -> Loop:
     return loop
 
 
-def append_loop(writer: shmreplay.TrajectoryWriter) -> Loop:
-    """Returns a loop that appends steps and makes no items of them."""
+def append_loop(writer: shmreplay.TrajectoryWriter | shmreplay.StructuredWriter) -> Loop:
+    """Returns a loop that appends steps, and leaves it to the writer to make items of them."""
     pool = transitions(POOL)
 
     def loop(calls: int) -> None:
@@ -140,6 +142,19 @@ def _ours_append(stack: ExitStack) -> Measure:
     _, writer = _writer(stack)
     loop = append_loop(writer)
     loop(ITEMS)
+    return TimedLoop(loop)
+
+
+def _ours_structured(stack: ExitStack) -> Measure:
+    _, client = library.serve(stack, ITEMS, TRANSITION_BYTES)
+    structured = library.require().structured
+    step = structured.create_reference_step(dict.fromkeys(FIELDS))
+    pattern = {field: step[field][-1:] for field in FIELDS}
+    writer = client.structured_writer([structured.create_config(pattern, library.TABLE)])
+    stack.callback(writer.close)
+    loop = append_loop(writer)
+    loop(ITEMS + ITEMS // 5)
+    library.check_size(client, ITEMS)
     return TimedLoop(loop)
 
 
@@ -207,6 +222,7 @@ def run(bench: Bench) -> None:
             Contender(OURS, _ours, ours=True),
             Contender(RING, _ring),
             Contender(OURS_IN_PLACE, _ours_in_place, ours=True),
+            Contender(OURS_STRUCTURED, _ours_structured, ours=True),
             Contender(OURS_APPEND, _ours_append, ours=True),
             Contender(OURS_INSERT, _ours_insert, ours=True),
             Contender(MEMCPY, _memcpy),
