@@ -50,7 +50,7 @@ def as_array(leaf: Any, path: Path, most_dims: int = MAX_DIMS) -> npt.NDArray[An
 
 
 def table_not_found(
-    name: object, tables: Mapping[str, int], *, for_item: bool = False
+    name: object, tables: Mapping[str, Any], *, for_item: bool = False
 ) -> errors.ReverbError:
     """The error for a table that is not there; names those that are.
 

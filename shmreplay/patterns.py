@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from shmreplay import tree
 from shmreplay.errors import ArgumentTypeError, InvalidArgumentError
-from shmreplay.limits import MAX_KEEP_ALIVE_REFS
+from shmreplay.limits import MAX_COLUMNS, MAX_KEEP_ALIVE_REFS
 
 __all__ = [
     "ConditionProto",
@@ -292,6 +292,8 @@ def reach_of(configs: Sequence[Config]) -> int:
 def _why_invalid(config: Config) -> str | None:
     if not config.flat:
         return "`flat` must not be empty."
+    if len(config.flat) > MAX_COLUMNS:
+        return f"a pattern has at most {MAX_COLUMNS} columns but got {len(config.flat)}."
     if not config.table:
         return "`table` must not be empty."
     whys = [_why_invalid_node(node) for node in config.flat]

@@ -43,7 +43,7 @@ class Writer:
         Args:
             make_writer: Gives a new writer of trajectories that does not look at signatures, from
                 how many steps to keep.
-            server_info: What the server's tables look like.
+            server_info: Says what the server's tables look like.
             max_sequence_length: See `Client.writer`, as the rest.
             delta_encoded: Accepted.
             chunk_length: Accepted.
@@ -77,8 +77,8 @@ class Writer:
         }
         self._max_length = length
         self._max_in_flight = in_flight
-        self._server_info = server_info
-        self._signatures: dict[str, Any] = {}
+        # At once: the writer may outlive its client.
+        self._signatures = {name: info.signature for name, info in server_info().items()}
         self._structure: Any = None  # of the newest step
         self._specs: list[TensorSpec] = []
         self._steps = 0  # within reach
@@ -194,10 +194,7 @@ class Writer:
     def _check_signature(self, table: str, count: int) -> None:
         """A table's signature may be that of one step, or of the whole item."""
         if not isinstance(table, str) or table not in self._signatures:
-            tables = self._server_info()
-            if not isinstance(table, str) or table not in tables:
-                raise table_not_found(table, dict.fromkeys(tables, 0), for_item=True)
-            self._signatures[table] = tables[table].signature
+            raise table_not_found(table, self._signatures, for_item=True)
         signature = self._signatures[table]
         if signature is None:
             return

@@ -129,7 +129,7 @@ cdef class StructuredCore:
 
     def append(self, data, *, bint partial_step=False):
         """Append one step, or with partial_step=True a part of it, then make the items that it
-        completes.
+        completes. Waits while the window of items that the limiter holds back is full.
 
         Args:
             data: Nested structure of arrays and scalars, of the same number of leaves in each step.

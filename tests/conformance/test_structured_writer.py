@@ -5,9 +5,11 @@ Each runs with the native core and with the evaluator that defines what patterns
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import math
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -213,6 +215,7 @@ def test_configs_without_pattern_table_or_priority(
     for bad, why in (
         (config({}), "`flat` must not be empty."),
         (config({"x": A[-1]}, table=""), "`table` must not be empty."),
+        (config([A[-1]] * 257), "at most 256 columns but got 257"),
         (config({"x": A[-1]}, priority=structured.constant_priority_fn(math.nan)), "nan"),
         (config({"x": A[-1]}, priority=td_error(math.inf, STEP, lambda s: s["a"])), "finite"),
         (config({"x": A[-1]}, priority=Priority()), "`priority`"),
@@ -255,6 +258,8 @@ def test_what_create_config_makes() -> None:
     assert made == again and made.SerializeToString() == again.SerializeToString()
     again.table = "other"
     assert made != again and made.SerializeToString() != again.SerializeToString()
+    # It travels to other processes.
+    assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == made
     with pytest.raises(AttributeError):
         again.tabel = TABLE
     with pytest.raises(TypeError):
