@@ -1,0 +1,551 @@
+"""Starts the processes of a torture run, kills them, starts them anew, and calls the audits.
+
+The supervisor never attaches to the store itself, has one thread, and so can fork workers that
+have everything imported: a new one is at work within milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from torture_audit import Findings, Incarnation, audit
+from torture_shared import ENDED, BadPayloadError, Board, Journal, make_tables, read_journal
+from torture_workers import ROLES, SERVER, Work, serve, work_until_stopped
+
+import shmreplay as reverb
+from shmreplay import errors
+
+STALL_S: Final = 2.0
+"""Seconds without progress of a running worker that count as a stall."""
+
+STUCK_S: Final = 20.0
+"""Seconds without progress after which a worker is taken to hang."""
+
+_AUDIT_DEADLINE_S: Final = 120.0
+_STOP_DEADLINE_S: Final = 20.0
+_LONGEST_STOP_S: Final = 0.3
+_TICK_S: Final = 0.005
+_PR_SET_PDEATHSIG: Final = 1
+
+# How a worker says why it ended.
+_FINE, _BAD_PAYLOAD, _SHUT, _FAILED = 0, 3, 4, 5
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is asked to do."""
+
+    seconds: float
+    seed: int
+    kills: int | None = None
+    rate: float = 20.0
+    """Kills a second that are tried for."""
+    audit_every_s: float = 8.0
+    kill_server: bool = False
+    allow_stops: bool = False
+    name: str = ""
+    capacity: int = 256 << 20
+
+
+@dataclass
+class Totals:
+    """What a run has seen."""
+
+    seed: int = 0
+    seconds: float = 0.0
+    kills: int = 0
+    server_kills: int = 0
+    stops: int = 0
+    audits: int = 0
+    items_verified: int = 0
+    queue_items: int = 0
+    lost_in_consumers: int = 0
+    repairs: int = 0
+    safe_stops: int = 0
+    longest_stall_s: float = 0.0
+    longest_stall_of: str = ""
+    stalls: int = 0
+    stuck: int = 0
+    bad_payloads: int = 0
+    bytes_leaked: int = 0
+    left_in_shared_memory: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        """Whether everything was as promised."""
+        wrong = self.stalls + self.stuck + self.bad_payloads + self.left_in_shared_memory
+        return not (wrong or self.bytes_leaked or self.faults)
+
+
+class TableShutError(Exception):
+    """A worker was told that a table is damaged."""
+
+
+class RunFailedError(Exception):
+    """Something that ends the run: it is among the faults."""
+
+
+@dataclass
+class _Slot:
+    """A place for a worker, which has one process after the other."""
+
+    number: int
+    role: str
+    pid: int = 0
+    who: int = 0
+    beats: int = 0
+    beat_at: float = 0.0
+    successes: int = 0
+    success_at: float = 0.0
+    resume_at: float | None = None
+    kill_then: bool = False
+
+
+class Supervisor:
+    """One run."""
+
+    def __init__(self, options: Options, directory: Path) -> None:
+        """Prepares it; `directory` is for journals and messages of workers."""
+        self._options = options
+        self._directory = directory
+        self._random = random.Random(options.seed)
+        self._store = options.name or f"torture-{os.getpid()}"
+        self._board = Board(len(ROLES) + 1)
+        self._slots = [_Slot(n, role) for n, role in enumerate([SERVER, *ROLES])]
+        self._ended: list[tuple[int, str, bool]] = []
+        self._next_who = 1
+        self._recover = False
+        self.totals = Totals(seed=options.seed)
+
+    # ------------------------------------------------------------------ the run
+
+    def run(self) -> Totals:
+        """Plays until time or kills are up, or something is wrong; leaves nothing behind."""
+        started = time.monotonic()
+        self._end = started + self._options.seconds
+        try:
+            while self._goes_on():
+                try:
+                    self._play()
+                except TableShutError as e:
+                    self.totals.safe_stops += 1
+                    if not self._options.allow_stops:
+                        self.totals.faults.append(f"a table was shut: {e}")
+                        raise RunFailedError from e
+                    self._kill_all()
+        except RunFailedError:
+            self._kill_all()  # what is wrong is in the report
+        finally:
+            self._clean_up()
+            self.totals.seconds = time.monotonic() - started
+            self.totals.items_verified += self._board.items_read()
+        return self.totals
+
+    def _goes_on(self) -> bool:
+        enough = self._options.kills is not None and self.totals.kills >= self._options.kills
+        return time.monotonic() < self._end and not enough
+
+    def _play(self) -> None:
+        """One store's life."""
+        self._recover = False
+        self._start_server()
+        while self._goes_on():
+            self._board.order(stop=False)
+            for slot in self._slots[1:]:
+                self._start(slot)
+            pause = min(self._options.audit_every_s, self._end - time.monotonic())
+            self._disturb(time.monotonic() + pause)
+            self._quiet()
+        self._stop_server()
+
+    def _disturb(self, until: float) -> None:
+        """Kills and stops workers until a time."""
+        strike_at = time.monotonic()
+        while (now := time.monotonic()) < until and self._goes_on():
+            self._reap()
+            self._watch(now)
+            self._resume(now)
+            if now >= strike_at:
+                strike_at = max(strike_at, now - 0.5) + self._random.expovariate(self._options.rate)
+                self._strike(now)
+            time.sleep(max(0.0, min(_TICK_S, strike_at - time.monotonic())))
+        self._resume(None)
+
+    def _strike(self, now: float) -> None:
+        first = 0 if self._options.kill_server and self._random.random() < 0.5 else 1
+        slot = self._random.choice(self._slots[first:])
+        stop = self._random.random() < 0.15
+        seconds = self._random.uniform(0.0, _LONGEST_STOP_S)
+        kill_then = self._random.random() < 0.5
+        if slot.resume_at is not None:
+            return
+        if not stop:
+            self._kill(slot)
+        elif all(other.resume_at is None for other in self._slots) and (
+            slot.role != SERVER or self._options.kill_server
+        ):
+            # One at a time: what waits for several in a row would wait for longer than one stop.
+            os.kill(slot.pid, signal.SIGSTOP)
+            self.totals.stops += 1
+            slot.resume_at, slot.kill_then = now + seconds, kill_then
+
+    def _resume(self, now: float | None) -> None:
+        """Lets stopped workers go on whose time is over, or kills them; None: all of them."""
+        for slot in self._slots:
+            if slot.resume_at is not None and (now is None or now >= slot.resume_at):
+                slot.resume_at = None
+                if slot.kill_then:
+                    self._kill(slot)
+                else:
+                    os.kill(slot.pid, signal.SIGCONT)
+                    slot.beat_at = slot.success_at = time.monotonic()
+
+    # ------------------------------------------------------------------ processes
+
+    def _path(self, who: int, suffix: str) -> Path:
+        return self._directory / f"{who}.{suffix}"
+
+    def _start(self, slot: _Slot) -> None:
+        slot.who, self._next_who = self._next_who, self._next_who + 1
+        board, who = self._board, slot.who
+        work = Work(
+            self._store,
+            slot.number,
+            who,
+            board,
+            Journal(self._path(who, "journal")),
+            random.Random(f"{self._options.seed} {who}"),
+            ExitStack(),
+        )
+
+        def body() -> None:
+            if slot.role == SERVER:
+                serve(
+                    work,
+                    capacity=self._options.capacity,
+                    seed=self._options.seed,
+                    recover=self._recover,
+                )
+            else:
+                work_until_stopped(work, slot.role)
+            work.journal.write(ENDED)
+
+        slot.pid = _fork(body, self._path(who, "txt"))
+        work.journal.close()
+        slot.beats, slot.successes = board.beats(slot.number), board.successes(slot.number)
+        slot.beat_at = slot.success_at = time.monotonic()
+        slot.resume_at = None
+
+    def _start_server(self) -> None:
+        """Starts the server and waits until its store is there."""
+        server = self._slots[0]
+        self._board.order(stop=False)
+        self._start(server)
+        end = time.monotonic() + STUCK_S
+        while self._board.beats(0) == server.beats:
+            self._reap_one(server)
+            if time.monotonic() > end:
+                self._fail_stuck(server, STUCK_S)
+            time.sleep(_TICK_S)
+
+    def _kill(self, slot: _Slot) -> None:
+        """Kills a worker and starts the next one in its place."""
+        os.kill(slot.pid, signal.SIGKILL)
+        _, status = os.waitpid(slot.pid, 0)
+        slot.pid = 0
+        if os.WIFEXITED(status):  # it was faster
+            self._ended_by_itself(slot, os.WEXITSTATUS(status))
+        self._note_killed(slot)
+        if slot.role == SERVER:
+            self._recover = True
+            self.totals.server_kills += 1
+        self._start(slot)
+
+    def _note_killed(self, slot: _Slot) -> None:
+        self.totals.kills += 1
+        self._ended.append((slot.who, slot.role, True))
+
+    def _reap(self) -> None:
+        for slot in self._slots:
+            self._reap_one(slot)
+
+    def _reap_one(self, slot: _Slot) -> None:
+        """Notices a worker that ended although nobody told it to."""
+        if slot.pid == 0:
+            return
+        pid, status = os.waitpid(slot.pid, os.WNOHANG)
+        if pid == 0:
+            return
+        slot.pid = 0
+        if os.WIFSIGNALED(status):
+            text = signal.Signals(os.WTERMSIG(status)).name
+            self._fail(f"the {slot.role} (worker {slot.who}) died of {text}{self._said(slot)}")
+        self._ended_by_itself(slot, os.WEXITSTATUS(status))
+        self._fail(f"the {slot.role} (worker {slot.who}) ended although nobody told it to")
+
+    def _ended_by_itself(self, slot: _Slot, code: int) -> None:
+        """Raises unless the worker ended well."""
+        if code == _SHUT:
+            raise TableShutError(self._said(slot))
+        if code == _BAD_PAYLOAD:
+            self.totals.bad_payloads += 1
+        if code != _FINE:
+            self._fail(f"the {slot.role} (worker {slot.who}) failed{self._said(slot)}")
+
+    def _said(self, slot: _Slot) -> str:
+        path = self._path(slot.who, "txt")
+        return f":\n{path.read_text()[-4000:]}" if path.exists() else ""
+
+    def _fail(self, fault: str) -> None:
+        self.totals.faults.append(fault)
+        raise RunFailedError(fault)
+
+    # ------------------------------------------------------------------ stalls
+
+    def _watch(self, now: float) -> None:
+        for slot in self._slots:
+            if slot.resume_at is not None:
+                continue
+            beats, successes = self._board.beats(slot.number), self._board.successes(slot.number)
+            if beats != slot.beats:
+                self._note_stall(slot, now - slot.beat_at)
+                slot.beats, slot.beat_at = beats, now
+            if successes != slot.successes:
+                slot.successes, slot.success_at = successes, now
+            if now - slot.beat_at > STUCK_S:
+                self._fail_stuck(slot, now - slot.beat_at)
+            if now - slot.success_at > STUCK_S:
+                self.totals.stuck += 1
+                self._fail(
+                    f"the {slot.role} (worker {slot.who}) had no success for "
+                    f"{now - slot.success_at:.0f} s{self._evidence(slot)}"
+                )
+
+    def _note_stall(self, slot: _Slot, seconds: float) -> None:
+        if seconds > STALL_S:
+            self.totals.stalls += 1
+        if seconds > self.totals.longest_stall_s:
+            self.totals.longest_stall_s = seconds
+            self.totals.longest_stall_of = slot.role
+
+    def _fail_stuck(self, slot: _Slot, seconds: float) -> None:
+        self._note_stall(slot, seconds)
+        self.totals.stuck += 1
+        self._fail(
+            f"the {slot.role} (worker {slot.who}) is stuck for {seconds:.0f} s"
+            f"{self._evidence(slot)}"
+        )
+
+    def _evidence(self, slot: _Slot) -> str:
+        """Where a worker hangs, and what the others and the store say."""
+        parts = [_where(slot.pid, slot.role)]
+        os.kill(slot.pid, signal.SIGUSR1)  # faulthandler writes the Python stacks
+        time.sleep(0.5)
+        parts.append(self._said(slot))
+        parts += [_where(other.pid, other.role) for other in self._slots if other is not slot]
+        parts.append(self._look())
+        return "\n" + "\n".join(parts)
+
+    def _look(self) -> str:
+        """What a fresh process finds when it looks at the store."""
+
+        def body() -> None:
+            with reverb.Client(f"shm://{self._store}") as client:
+                print(json.dumps(client.stats()), file=sys.stderr)
+                client.check()
+                print("check() found nothing", file=sys.stderr)
+
+        path = self._directory / "look.txt"
+        pid = _fork(body, path)
+        _wait(pid, _STOP_DEADLINE_S)
+        return path.read_text()
+
+    # ------------------------------------------------------------------ audits
+
+    def _quiet(self) -> None:
+        """Ends all workers, in one of two ways, and audits the store."""
+        if self._random.random() < 0.5:
+            for slot in self._slots[1:]:
+                os.kill(slot.pid, signal.SIGKILL)
+            for slot in self._slots[1:]:
+                os.waitpid(slot.pid, 0)
+                slot.pid = 0
+                self._note_killed(slot)
+        else:
+            self._board.order(stop=True)
+            for slot in self._slots[1:]:
+                self._join(slot)
+                self._ended.append((slot.who, slot.role, False))
+        self._board.order(stop=True)
+        self._reap()
+        self._take_in(self._audit())
+        for path in self._directory.iterdir():
+            path.unlink()
+        self._ended.clear()
+
+    def _join(self, slot: _Slot) -> None:
+        status = _wait(slot.pid, _STOP_DEADLINE_S, kill=False)
+        if status is None:
+            self._fail_stuck(slot, _STOP_DEADLINE_S)
+        assert status is not None
+        slot.pid = 0
+        if not os.WIFEXITED(status):
+            self._fail(f"the {slot.role} died of signal {os.WTERMSIG(status)}{self._said(slot)}")
+        self._ended_by_itself(slot, os.WEXITSTATUS(status))
+
+    def _audit(self) -> Findings:
+        """Runs an audit in a process of its own."""
+        answer = self._directory / "audit.json"
+
+        def body() -> None:
+            faulthandler.dump_traceback_later(_AUDIT_DEADLINE_S - 5.0, exit=True)
+            incarnations = [
+                Incarnation(who, role, killed, read_journal(self._path(who, "journal")))
+                for who, role, killed in self._ended
+            ]
+            answer.write_text(json.dumps(asdict(audit(self._store, incarnations))))
+
+        messages = self._directory / "audit.txt"
+        pid = _fork(body, messages)
+        status = _wait(pid, _AUDIT_DEADLINE_S)
+        if status == _SHUT << 8:
+            raise TableShutError(messages.read_text())
+        if status != 0:
+            self._fail(f"an audit failed (status {status}):\n{messages.read_text()[-4000:]}")
+        return Findings(**json.loads(answer.read_text()))
+
+    def _take_in(self, findings: Findings) -> None:
+        totals = self.totals
+        totals.audits += 1
+        totals.items_verified += findings.items
+        totals.queue_items += findings.consumed
+        totals.lost_in_consumers += findings.lost_in_consumers
+        totals.bad_payloads += findings.bad_payloads
+        totals.bytes_leaked += findings.leaked_bytes
+        totals.repairs = int(findings.stats.get("repairs", 0))
+        if findings.faults:
+            totals.faults += findings.faults[:20]
+            self._fail(f"audit {totals.audits} found {len(findings.faults)} faults")
+
+    # ------------------------------------------------------------------ the end
+
+    def _stop_server(self) -> None:
+        self._board.order(stop=True, close=True)
+        self._join(self._slots[0])
+
+    def _kill_all(self) -> None:
+        for slot in self._slots:
+            if slot.pid:
+                os.kill(slot.pid, signal.SIGKILL)
+                os.waitpid(slot.pid, 0)
+                slot.pid = 0
+        self._ended.clear()
+
+    def _clean_up(self) -> None:
+        """Ends what still runs, and removes the store if its server did not."""
+        self._kill_all()
+        if self._left():
+
+            def body() -> None:
+                reverb.Server(make_tables(0), name=self._store, capacity=32 << 20).stop()
+
+            _wait(_fork(body, self._directory / "clean.txt"), _STOP_DEADLINE_S)
+        self.totals.left_in_shared_memory = len(self._left())
+
+    def _left(self) -> list[str]:
+        return [
+            name
+            for name in os.listdir("/dev/shm")
+            if name.removesuffix(".lease").endswith(f".{self._store}")
+        ]
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def _fork(body: Callable[[], None], messages: Path) -> int:
+    """Runs a function in a child whose messages go to a file; returns its process id."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid != 0:
+        return pid
+    code = _FAILED
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was gone before the line above
+            os._exit(_FAILED)
+        fd = os.open(messages, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(fd, 2)
+        faulthandler.enable(fd)
+        faulthandler.register(signal.SIGUSR1, file=fd)
+        body()
+        code = _FINE
+    except errors.TableCorruptedError:
+        traceback.print_exc()
+        code = _SHUT
+    except BadPayloadError:
+        traceback.print_exc()
+        code = _BAD_PAYLOAD
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _wait(pid: int, seconds: float, *, kill: bool = True) -> int | None:
+    """A child's status, or None if it did not end in time (and then, if asked for, is killed)."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return status
+        time.sleep(_TICK_S)
+    if kill:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return None
+
+
+def _where(pid: int, role: str) -> str:
+    """What the kernel, and a debugger if there is one, say about where a process is."""
+    if pid == 0:
+        return f"--- {role}: not running"
+    lines = [f"--- {role}, process {pid}"]
+    for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+        for name in ("comm", "wchan", "syscall", "stack"):
+            try:
+                lines.append(f"{task.name} {name}: {(task / name).read_text().strip()}")
+            except OSError as e:
+                lines.append(f"{task.name} {name}: {e.strerror}")
+    command = ["gdb", "-p", str(pid), "-batch", "-ex", "thread apply all bt 12"]
+    try:
+        shown: Any = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        lines.append(shown.stdout[-3000:])
+    except (OSError, subprocess.TimeoutExpired) as e:
+        lines.append(f"no debugger: {e}")
+    return "\n".join(lines)
+
+
+def run(options: Options) -> Totals:
+    """One run in a directory of its own, which is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="torture-") as directory:
+        return Supervisor(options, Path(directory)).run()

@@ -1,0 +1,112 @@
+"""Every process of a store may die at any instant, and all of them at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import shmreplay as reverb
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED_MEMORY = Path("/dev/shm")
+DEADLINE_S = 120.0
+ROUNDS = 10
+
+
+def torture(directory: Path, name: str, *options: str) -> subprocess.Popen[str]:
+    """Starts a run in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "scripts" / "torture_run.py"), "--name", name, *options],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "TMPDIR": str(directory),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def entries(name: str) -> set[str]:
+    """What the shared-memory file system has of a store."""
+    user = os.getuid()
+    return {
+        entry.name
+        for entry in SHARED_MEMORY.iterdir()
+        if entry.name.removesuffix(".lease") == f"shmreplay.{user}.{name}"
+    }
+
+
+def test_ctrl_c_ends_a_run_and_leaves_nothing(
+    tmp_path: Path, unique_name: Callable[[], str]
+) -> None:
+    name = unique_name()
+    with torture(tmp_path, name, "--seconds", "600", "--seed", "2") as run:
+        wait_for_store(run, name)
+        os.killpg(run.pid, signal.SIGINT)
+        output, _ = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 130, output
+    assert not entries(name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_killed_at_once(tmp_path: Path, unique_name: Callable[[], str]) -> None:
+    name = unique_name()
+    when = random.Random(3)
+    for number in range(ROUNDS):
+        # Each round finds what the last one left.
+        with torture(tmp_path, name, "--seconds", "600", "--seed", str(number)) as run:
+            wait_for_store(run, name)
+            time.sleep(when.uniform(0.0, 0.6))  # any instant, that of the start included
+            os.killpg(run.pid, signal.SIGKILL)
+            wait_for_the_dead(run.pid)
+    tables = [reverb.Table.queue("t", 5)]
+    with reverb.Server(tables, name=name, capacity=4 << 20) as server:
+        with reverb.Client(server.address) as client:
+            client.insert_batch("t", {"x": np.arange(3)})
+            client.check()
+        own = server.name
+        assert entries(own) == {f"shmreplay.{os.getuid()}.{name}{s}" for s in ("", ".lease")}
+        assert server.stats()["participants"] == 1
+    assert not entries(name)
+
+
+def wait_for_store(run: subprocess.Popen[str], name: str) -> None:
+    """Waits until a run has laid its store out, and clients can attach."""
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < end
+        try:
+            with reverb.Client(f"shm://{name}") as client:
+                client.stats()
+                return
+        except (reverb.errors.StoreNotFoundError, reverb.errors.ServerClosedError):
+            time.sleep(0.01)  # between two looks at a condition with a deadline
+
+
+def wait_for_the_dead(group: int) -> None:
+    """Waits until no process of a group is left but zombies: a killed one needs a moment to die."""
+    end = time.monotonic() + DEADLINE_S
+    while any(living(entry, group) for entry in Path("/proc").glob("[0-9]*/stat")):
+        assert time.monotonic() < end
+        time.sleep(0.01)  # between two looks at a condition with a deadline
+
+
+def living(stat: Path, group: int) -> bool:
+    """Whether a process is of the group and no zombie."""
+    try:
+        state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+    except (FileNotFoundError, ProcessLookupError):  # it went meanwhile
+        return False
+    return int(its_group) == group and state not in "ZX"
