@@ -21,7 +21,8 @@ RANKED: Final = "ranked"
 KEPT: Final = "kept"
 QUEUE: Final = "queue"
 BOUND: Final = "bound"
-NAMES: Final = (CHURN, WEIGHTED, RANKED, KEPT, QUEUE, BOUND)
+BULK: Final = "bulk"
+NAMES: Final = (CHURN, WEIGHTED, RANKED, KEPT, QUEUE, BOUND, BULK)
 
 LENGTH: Final = 3
 """Steps that a trajectory has at most; in `CHURN`, exactly."""
@@ -33,6 +34,7 @@ LOAD_BYTES: Final[dict[str, tuple[int, ...]]] = {
     KEPT: (60,),
     QUEUE: (500,),
     BOUND: (100,),
+    BULK: (40,),
 }
 """Sizes of the payload of a step, by table. Where there is one, items can be stacked."""
 
@@ -71,6 +73,15 @@ def make_tables(seed: int) -> list[reverb.Table]:
             100,
             limit.SampleToInsertRatio(2.0, 4, 16.0),
             seed=seed,
+        ),
+        reverb.Table(
+            BULK,
+            select.Prioritized(0.5),
+            select.Fifo(),
+            2000,
+            limit.MinSize(1),
+            seed=seed,
+            stripes=2,
         ),
     ]
 

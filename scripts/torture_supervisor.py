@@ -117,6 +117,7 @@ class _Slot:
     success_at: float = 0.0
     resume_at: float | None = None
     kill_then: bool = False
+    killed: bool = False
 
 
 class Supervisor:
@@ -189,6 +190,9 @@ class Supervisor:
                 self._strike(now)
             time.sleep(max(0.0, min(_TICK_S, strike_at - time.monotonic())))
         self._resume(None)
+        while any(slot.killed for slot in self._slots):
+            self._reap()
+            time.sleep(_TICK_S)
 
     def _strike(self, now: float) -> None:
         first = 0 if self._options.kill_server and self._random.random() < 0.5 else 1
@@ -196,7 +200,7 @@ class Supervisor:
         stop = self._random.random() < 0.15
         seconds = self._random.uniform(0.0, _LONGEST_STOP_S)
         kill_then = self._random.random() < 0.5
-        if slot.resume_at is not None:
+        if slot.killed or slot.resume_at is not None:
             return
         if not stop:
             self._kill(slot)
@@ -268,32 +272,35 @@ class Supervisor:
             time.sleep(_TICK_S)
 
     def _kill(self, slot: _Slot) -> None:
-        """Kills a worker and starts the next one in its place."""
+        """Kills a worker; when it is dead, `_reap` starts the next one in its place."""
         os.kill(slot.pid, signal.SIGKILL)
-        _, status = os.waitpid(slot.pid, 0)
-        slot.pid = 0
+        slot.killed = True
+
+    def _bury(self, slot: _Slot, status: int) -> None:
+        """Counts a worker that was killed."""
+        slot.pid, slot.killed = 0, False
         if os.WIFEXITED(status):  # it was faster
             self._ended_by_itself(slot, os.WEXITSTATUS(status))
-        self._note_killed(slot)
+        self._ended.append((slot.who, slot.role, True))
+        self.totals.kills += 1
         if slot.role == SERVER:
             self._recover = True
             self.totals.server_kills += 1
-        self._start(slot)
-
-    def _note_killed(self, slot: _Slot) -> None:
-        self.totals.kills += 1
-        self._ended.append((slot.who, slot.role, True))
 
     def _reap(self) -> None:
         for slot in self._slots:
             self._reap_one(slot)
 
     def _reap_one(self, slot: _Slot) -> None:
-        """Notices a worker that ended although nobody told it to."""
+        """Starts the successor of a killed worker; one that ended otherwise is a fault."""
         if slot.pid == 0:
             return
         pid, status = os.waitpid(slot.pid, os.WNOHANG)
         if pid == 0:
+            return
+        if slot.killed:
+            self._bury(slot, status)
+            self._start(slot)
             return
         slot.pid = 0
         if os.WIFSIGNALED(status):
@@ -323,7 +330,7 @@ class Supervisor:
 
     def _watch(self, now: float) -> None:
         for slot in self._slots:
-            if slot.resume_at is not None:
+            if slot.killed or slot.resume_at is not None:
                 continue
             beats, successes = self._board.beats(slot.number), self._board.successes(slot.number)
             if beats != slot.beats:
@@ -382,14 +389,16 @@ class Supervisor:
     # ------------------------------------------------------------------ audits
 
     def _quiet(self) -> None:
-        """Ends all workers, in one of two ways, and audits the store."""
+        """Ends all workers, in one of three ways, and audits the store."""
         if self._random.random() < 0.5:
-            for slot in self._slots[1:]:
+            with_server = self._options.kill_server and self._random.random() < 0.5
+            victims = self._slots if with_server else self._slots[1:]
+            for slot in victims:
                 os.kill(slot.pid, signal.SIGKILL)
-            for slot in self._slots[1:]:
-                os.waitpid(slot.pid, 0)
-                slot.pid = 0
-                self._note_killed(slot)
+            for slot in victims:
+                self._bury(slot, os.waitpid(slot.pid, 0)[1])
+            if with_server:
+                self._start_server()
         else:
             self._board.order(stop=True)
             for slot in self._slots[1:]:
@@ -453,11 +462,12 @@ class Supervisor:
         self._join(self._slots[0])
 
     def _kill_all(self) -> None:
-        for slot in self._slots:
-            if slot.pid:
-                os.kill(slot.pid, signal.SIGKILL)
-                os.waitpid(slot.pid, 0)
-                slot.pid = 0
+        living = [slot for slot in self._slots if slot.pid]
+        for slot in living:
+            os.kill(slot.pid, signal.SIGKILL)
+        for slot in living:
+            os.waitpid(slot.pid, 0)
+            slot.pid, slot.killed = 0, False
         self._ended.clear()
 
     def _clean_up(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from torture_shared import (
     BOUND,
+    BULK,
     CHURN,
     CONSUMED,
     DELETED,
@@ -48,6 +49,9 @@ from shmreplay import errors
 
 BATCH_MAX: Final = 4
 """Items in a batch, at most: what a killed worker may have inserted or consumed unseen."""
+
+BULK_ROWS: Final = 300
+"""Items of a large batch."""
 
 AHEAD: Final = 2
 """Batches that the consumer with a sampler gathers ahead."""
@@ -179,6 +183,17 @@ def _insert_batches(tables: tuple[str, ...]) -> Role:
     return role
 
 
+def _insert_bulk(work: Work, client: reverb.Client) -> Operation:
+    """The same large batch over and over: nearly all the time is spent in shared memory."""
+    rows = rows_of(work.who, first_seq(BULK), BULK_ROWS, LOAD_BYTES[BULK][0])
+    priorities = np.array([priority_of(n) for n in range(BULK_ROWS)])
+
+    def operation() -> None:
+        client.insert_batch(BULK, rows, priorities, timeout=_WAIT_S)
+
+    return operation
+
+
 # --- reading ------------------------------------------------------------------------------------
 
 
@@ -199,6 +214,19 @@ def _sample_batches(work: Work, client: reverb.Client) -> Operation:
         if table == BOUND:
             work.journal.write(SAMPLED, BOUND, len(batch.info.key))
         work.board.read(work.slot, len(read_batch(batch)))
+
+    return operation
+
+
+def _sample_bulk(work: Work, client: reverb.Client) -> Operation:
+    """Large batches, of which a few rows are looked at."""
+
+    def operation() -> None:
+        info, data = client.sample_batch(BULK, BULK_ROWS, timeout=_WAIT_S)
+        some = work.random.sample(range(len(info.key)), min(len(info.key), 5))
+        few = reverb.SampleInfo(*(field[some] for field in info))
+        few_data = {name: column[some] for name, column in data.items()}
+        work.board.read(work.slot, len(read_batch(reverb.ReplaySample(few, few_data))))
 
     return operation
 
@@ -315,6 +343,19 @@ def _mutate_kept(work: Work, client: reverb.Client) -> Operation:
     return operation
 
 
+def _mutate_bulk(work: Work, client: reverb.Client) -> Operation:
+    """New priorities of many items at once, and deletion of many."""
+
+    def operation() -> None:
+        keys = client.sample_batch(BULK, BULK_ROWS, timeout=_WAIT_S).info.key
+        for _ in range(5):
+            factor = work.random.uniform(0.5, 2.0)
+            client.update_priorities(BULK, keys, factor * np.arange(1, len(keys) + 1))
+        client.mutate_priorities(BULK, None, [int(key) for key in keys[:50]])
+
+    return operation
+
+
 def _watch(work: Work, client: reverb.Client) -> Operation:
     """What people look at while a run goes on."""
 
@@ -337,6 +378,9 @@ ROLES: Final[dict[str, Role]] = {
     "producer": _insert_batches((QUEUE,)),
     "sampler": _sample_items,
     "batch sampler": _sample_batches,
+    "bulk inserter": _insert_bulk,
+    "bulk sampler": _sample_bulk,
+    "bulk mutator": _mutate_bulk,
     "iterator": _iterate,
     "borrower": _borrow,
     "mutator": _mutate,
