@@ -16,10 +16,12 @@ from torture_shared import (
     CONSUMED,
     DELETED,
     DELETING,
+    EXPONENTS,
     INSERTED,
     KEPT,
     NAMES,
     QUEUE,
+    RANKED,
     SAMPLED,
     UNSURE,
     UPDATED,
@@ -56,6 +58,8 @@ class Found(NamedTuple):
     seq: int
     key: int
     priority: float
+    probability: float
+    """With which it was drawn; 0 if some of the table's items were gone by then."""
 
 
 @dataclass
@@ -83,6 +87,8 @@ def audit(store: str, incarnations: list[Incarnation]) -> Findings:
         items = {table: _drain(client, table, findings) for table in NAMES}
         _audit_kept(items[KEPT], incarnations, findings)
         _audit_queue(items[QUEUE], incarnations, findings)
+        _audit_order(items, incarnations, findings)
+        _audit_probabilities(items, findings)
         client.reset(BOUND)
     with reverb.Client(f"shm://{store}") as client:  # without the sessions of the other one
         _check(client, findings, "when it was emptied")
@@ -133,33 +139,32 @@ def _drain(client: reverb.Client, table: str, findings: Findings) -> list[Found]
     """Takes all items out of a table, or out of `BOUND` as many as the limiter lets one see."""
     found: dict[int, Found] = {}
     while (size := client.server_info()[table].current_size) > 0:
+        whole = not found
         fresh: list[int] = []
         try:
             with client.borrow(table, min(size, _DRAIN_AT_ONCE), timeout=0) as samples:
                 for info, data in samples:
                     if info.key not in found:
                         fresh.append(info.key)
-                        item = _read(info, data, table, findings)
-                        found[info.key] = item
+                        found[info.key] = _read(info, data, table, whole, findings)
                 del samples, data
         except errors.DeadlineExceededError:
-            if table == BOUND:
-                break
-            findings.faults.append(f"{size} items of table {table} cannot be sampled")
+            if table != BOUND:
+                findings.faults.append(f"{size} items of table {table} cannot be sampled")
             break
         client.mutate_priorities(table, None, fresh)
     findings.items += len(found)
     return list(found.values())
 
 
-def _read(info: Any, data: Any, table: str, findings: Findings) -> Found:
+def _read(info: Any, data: Any, table: str, whole: bool, findings: Findings) -> Found:
     try:
         who, seqs = read_item(data)
     except BadPayloadError as e:
         findings.bad_payloads += 1
         findings.faults.append(f"table {table}, key {info.key:#x}: {e}")
-        return Found(0, 0, info.key, info.priority)
-    return Found(who, seqs[-1], info.key, info.priority)
+        who, seqs = 0, [0]
+    return Found(who, seqs[-1], info.key, info.priority, info.probability if whole else 0.0)
 
 
 # --- comparing ----------------------------------------------------------------------------------
@@ -264,6 +269,36 @@ def _audit_queue(items: list[Found], incarnations: list[Incarnation], findings: 
     findings.lost_in_consumers = lost
     if lost > bound:
         findings.faults.append(f"queue: {lost} items are gone; killed consumers had {bound}")
+
+
+def _audit_order(
+    items: dict[str, list[Found]], incarnations: list[Incarnation], findings: Findings
+) -> None:
+    """A queue keeps each producer's order, and the item of the highest priority comes first."""
+    lines = [[(r.second, r.first) for r in i.records if r.what == CONSUMED] for i in incarnations]
+    lines.append([(item.who, item.seq) for item in items[QUEUE]])
+    for line in lines:
+        last: dict[int, int] = {}
+        for who, seq in line:
+            if seq <= last.get(who, 0):
+                findings.faults.append(f"queue: step {seq:#x} of worker {who} came late")
+            last[who] = seq
+    ranks = [item.priority for item in items[RANKED]]
+    if ranks != sorted(ranks, reverse=True):
+        findings.faults.append(f"table {RANKED} gave priorities in the order {ranks}")
+
+
+def _audit_probabilities(items: dict[str, list[Found]], findings: Findings) -> None:
+    """Each item was drawn with its share of all weights."""
+    for table, exponent in EXPONENTS.items():
+        total = sum(item.priority**exponent for item in items[table])
+        for item in items[table]:
+            share = item.priority**exponent / total
+            if item.probability and abs(item.probability - share) > 1e-9 * share:
+                findings.faults.append(
+                    f"table {table}, key {item.key:#x}: drawn with probability "
+                    f"{item.probability}, not {share}"
+                )
 
 
 def _audit_counts(

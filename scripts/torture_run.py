@@ -13,7 +13,8 @@ import json
 import sys
 from dataclasses import asdict
 
-from torture_supervisor import Options, Totals, run
+from torture_supervisor import run
+from torture_totals import Options, Totals
 
 
 def parse(arguments: list[str]) -> tuple[Options, bool]:
@@ -53,6 +54,8 @@ def parse(arguments: list[str]) -> tuple[Options, bool]:
 
 def report(totals: Totals) -> None:
     """Prints what was seen."""
+    for stall in totals.stalled:
+        print(f"stalled: {stall}")
     for fault in totals.faults:
         print(f"FAULT {fault}")
     print(f"seed                  {totals.seed}")

@@ -24,6 +24,9 @@ BOUND: Final = "bound"
 BULK: Final = "bulk"
 NAMES: Final = (CHURN, WEIGHTED, RANKED, KEPT, QUEUE, BOUND, BULK)
 
+EXPONENTS: Final = {WEIGHTED: 0.7, KEPT: 1.0, BULK: 0.5}
+"""Of the tables that draw by priority."""
+
 LENGTH: Final = 3
 """Steps that a trajectory has at most; in `CHURN`, exactly."""
 
@@ -48,7 +51,7 @@ def make_tables(seed: int) -> list[reverb.Table]:
         ),
         reverb.Table(
             WEIGHTED,
-            select.Prioritized(0.7),
+            select.Prioritized(EXPONENTS[WEIGHTED]),
             select.Fifo(),
             64,
             limit.MinSize(1),
@@ -58,7 +61,7 @@ def make_tables(seed: int) -> list[reverb.Table]:
         reverb.Table(RANKED, select.MaxHeap(), select.MinHeap(), 16, limit.MinSize(1), seed=seed),
         reverb.Table(
             KEPT,
-            select.Prioritized(1.0),
+            select.Prioritized(EXPONENTS[KEPT]),
             select.Fifo(),
             1 << 20,
             limit.MinSize(1),
@@ -76,7 +79,7 @@ def make_tables(seed: int) -> list[reverb.Table]:
         ),
         reverb.Table(
             BULK,
-            select.Prioritized(0.5),
+            select.Prioritized(EXPONENTS[BULK]),
             select.Fifo(),
             2000,
             limit.MinSize(1),

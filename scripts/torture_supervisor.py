@@ -6,29 +6,35 @@ have everything imported: a new one is at work within milliseconds.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from torture_audit import Findings, Incarnation, audit
-from torture_shared import ENDED, BadPayloadError, Board, Journal, make_tables, read_journal
+from torture_processes import (
+    BAD_PAYLOAD,
+    FINE,
+    SHUT,
+    TICK_S,
+    fork,
+    in_short,
+    wait,
+    where,
+)
+from torture_shared import ENDED, Board, Journal, make_tables, read_journal
+from torture_totals import Options, Totals
 from torture_workers import ROLES, SERVER, Work, serve, work_until_stopped
 
 import shmreplay as reverb
-from shmreplay import errors
 
 STALL_S: Final = 2.0
 """Seconds without progress of a running worker that count as a stall."""
@@ -39,60 +45,6 @@ STUCK_S: Final = 20.0
 _AUDIT_DEADLINE_S: Final = 120.0
 _STOP_DEADLINE_S: Final = 20.0
 _LONGEST_STOP_S: Final = 0.3
-_TICK_S: Final = 0.005
-_PR_SET_PDEATHSIG: Final = 1
-
-# How a worker says why it ended.
-_FINE, _BAD_PAYLOAD, _SHUT, _FAILED = 0, 3, 4, 5
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run is asked to do."""
-
-    seconds: float
-    seed: int
-    kills: int | None = None
-    rate: float = 20.0
-    """Kills a second that are tried for."""
-    audit_every_s: float = 8.0
-    kill_server: bool = False
-    allow_stops: bool = False
-    name: str = ""
-    capacity: int = 256 << 20
-
-
-@dataclass
-class Totals:
-    """What a run has seen."""
-
-    seed: int = 0
-    seconds: float = 0.0
-    kills: int = 0
-    server_kills: int = 0
-    stops: int = 0
-    audits: int = 0
-    items_verified: int = 0
-    queue_items: int = 0
-    lost_in_consumers: int = 0
-    repairs: int = 0
-    safe_stops: int = 0
-    longest_stall_s: float = 0.0
-    longest_stall_of: str = ""
-    stalls: int = 0
-    stuck: int = 0
-    bad_payloads: int = 0
-    bytes_leaked: int = 0
-    left_in_shared_memory: int = 0
-    faults: list[str] = field(default_factory=list)
-
-    @property
-    def good(self) -> bool:
-        """Whether everything was as promised."""
-        wrong = self.stalls + self.stuck + self.bad_payloads + self.left_in_shared_memory
-        return not (wrong or self.bytes_leaked or self.faults)
 
 
 class TableShutError(Exception):
@@ -118,6 +70,9 @@ class _Slot:
     resume_at: float | None = None
     kill_then: bool = False
     killed: bool = False
+    fresh: bool = True
+    """Whether it has not done anything yet."""
+    stalled: bool = False
 
 
 class Supervisor:
@@ -134,6 +89,7 @@ class Supervisor:
         self._ended: list[tuple[int, str, bool]] = []
         self._next_who = 1
         self._recover = False
+        self._paused_at = 0.0
         self.totals = Totals(seed=options.seed)
 
     # ------------------------------------------------------------------ the run
@@ -167,6 +123,9 @@ class Supervisor:
     def _play(self) -> None:
         """One store's life."""
         self._recover = False
+        self._paused_at = time.monotonic()
+        for slot in self._slots:
+            slot.success_at = self._paused_at
         self._start_server()
         while self._goes_on():
             self._board.order(stop=False)
@@ -180,7 +139,10 @@ class Supervisor:
     def _disturb(self, until: float) -> None:
         """Kills and stops workers until a time."""
         strike_at = time.monotonic()
-        self._slots[0].beat_at = self._slots[0].success_at = strike_at  # it ran during the audit
+        self._slots[0].beat_at = strike_at  # it ran during the audit
+        for slot in self._slots:
+            # Goes on over audits and kills: where all workers hang, those would hide it.
+            slot.success_at += strike_at - self._paused_at
         while (now := time.monotonic()) < until and self._goes_on():
             self._reap()
             self._watch(now)
@@ -188,11 +150,12 @@ class Supervisor:
             if now >= strike_at:
                 strike_at = max(strike_at, now - 0.5) + self._random.expovariate(self._options.rate)
                 self._strike(now)
-            time.sleep(max(0.0, min(_TICK_S, strike_at - time.monotonic())))
+            time.sleep(max(0.0, min(TICK_S, strike_at - time.monotonic())))
         self._resume(None)
+        self._paused_at = time.monotonic()
         while any(slot.killed for slot in self._slots):
             self._reap()
-            time.sleep(_TICK_S)
+            time.sleep(TICK_S)
 
     def _strike(self, now: float) -> None:
         first = 0 if self._options.kill_server and self._random.random() < 0.5 else 1
@@ -216,12 +179,13 @@ class Supervisor:
         """Lets stopped workers go on whose time is over, or kills them; None: all of them."""
         for slot in self._slots:
             if slot.resume_at is not None and (now is None or now >= slot.resume_at):
-                slot.resume_at = None
                 if slot.kill_then:
                     self._kill(slot)
+                    slot.resume_at = None
                 else:
+                    slot.resume_at = None
                     os.kill(slot.pid, signal.SIGCONT)
-                    slot.beat_at = slot.success_at = time.monotonic()
+                    slot.beat_at = time.monotonic()
 
     # ------------------------------------------------------------------ processes
 
@@ -253,11 +217,12 @@ class Supervisor:
                 work_until_stopped(work, slot.role)
             work.journal.write(ENDED)
 
-        slot.pid = _fork(body, self._path(who, "txt"))
+        slot.pid = fork(body, self._path(who, "txt"))
         work.journal.close()
         slot.beats, slot.successes = board.beats(slot.number), board.successes(slot.number)
-        slot.beat_at = slot.success_at = time.monotonic()
+        slot.beat_at = time.monotonic()
         slot.resume_at = None
+        slot.fresh, slot.stalled = True, False
 
     def _start_server(self) -> None:
         """Starts the server and waits until its store is there."""
@@ -269,11 +234,13 @@ class Supervisor:
             self._reap_one(server)
             if time.monotonic() > end:
                 self._fail_stuck(server, STUCK_S)
-            time.sleep(_TICK_S)
+            time.sleep(TICK_S)
 
     def _kill(self, slot: _Slot) -> None:
         """Kills a worker; when it is dead, `_reap` starts the next one in its place."""
         os.kill(slot.pid, signal.SIGKILL)
+        if slot.resume_at is None and self._board.beats(slot.number) == slot.beats:
+            self._note_stall(slot, time.monotonic() - slot.beat_at)
         slot.killed = True
 
     def _bury(self, slot: _Slot, status: int) -> None:
@@ -311,11 +278,11 @@ class Supervisor:
 
     def _ended_by_itself(self, slot: _Slot, code: int) -> None:
         """Raises unless the worker ended well."""
-        if code == _SHUT:
+        if code == SHUT:
             raise TableShutError(self._said(slot))
-        if code == _BAD_PAYLOAD:
+        if code == BAD_PAYLOAD:
             self.totals.bad_payloads += 1
-        if code != _FINE:
+        if code != FINE:
             self._fail(f"the {slot.role} (worker {slot.who}) failed{self._said(slot)}")
 
     def _said(self, slot: _Slot) -> str:
@@ -336,6 +303,10 @@ class Supervisor:
             if beats != slot.beats:
                 self._note_stall(slot, now - slot.beat_at)
                 slot.beats, slot.beat_at = beats, now
+                slot.fresh = slot.stalled = False
+            elif now - slot.beat_at > STALL_S and not slot.stalled:
+                slot.stalled = True
+                self.totals.stalled.append(in_short(slot.pid, slot.role))
             if successes != slot.successes:
                 slot.successes, slot.success_at = successes, now
             if now - slot.beat_at > STUCK_S:
@@ -352,7 +323,7 @@ class Supervisor:
             self.totals.stalls += 1
         if seconds > self.totals.longest_stall_s:
             self.totals.longest_stall_s = seconds
-            self.totals.longest_stall_of = slot.role
+            self.totals.longest_stall_of = slot.role + (" at its start" if slot.fresh else "")
 
     def _fail_stuck(self, slot: _Slot, seconds: float) -> None:
         self._note_stall(slot, seconds)
@@ -364,11 +335,11 @@ class Supervisor:
 
     def _evidence(self, slot: _Slot) -> str:
         """Where a worker hangs, and what the others and the store say."""
-        parts = [_where(slot.pid, slot.role)]
+        parts = [where(slot.pid, slot.role)]
         os.kill(slot.pid, signal.SIGUSR1)  # faulthandler writes the Python stacks
         time.sleep(0.5)
         parts.append(self._said(slot))
-        parts += [_where(other.pid, other.role) for other in self._slots if other is not slot]
+        parts += [where(other.pid, other.role) for other in self._slots if other is not slot]
         parts.append(self._look())
         return "\n" + "\n".join(parts)
 
@@ -382,8 +353,8 @@ class Supervisor:
                 print("check() found nothing", file=sys.stderr)
 
         path = self._directory / "look.txt"
-        pid = _fork(body, path)
-        _wait(pid, _STOP_DEADLINE_S)
+        pid = fork(body, path)
+        wait(pid, _STOP_DEADLINE_S)
         return path.read_text()
 
     # ------------------------------------------------------------------ audits
@@ -412,7 +383,7 @@ class Supervisor:
         self._ended.clear()
 
     def _join(self, slot: _Slot) -> None:
-        status = _wait(slot.pid, _STOP_DEADLINE_S, kill=False)
+        status = wait(slot.pid, _STOP_DEADLINE_S, kill=False)
         if status is None:
             self._fail_stuck(slot, _STOP_DEADLINE_S)
         assert status is not None
@@ -434,9 +405,9 @@ class Supervisor:
             answer.write_text(json.dumps(asdict(audit(self._store, incarnations))))
 
         messages = self._directory / "audit.txt"
-        pid = _fork(body, messages)
-        status = _wait(pid, _AUDIT_DEADLINE_S)
-        if status == _SHUT << 8:
+        pid = fork(body, messages)
+        status = wait(pid, _AUDIT_DEADLINE_S)
+        if status == SHUT << 8:
             raise TableShutError(messages.read_text())
         if status != 0:
             self._fail(f"an audit failed (status {status}):\n{messages.read_text()[-4000:]}")
@@ -478,7 +449,7 @@ class Supervisor:
             def body() -> None:
                 reverb.Server(make_tables(0), name=self._store, capacity=32 << 20).stop()
 
-            _wait(_fork(body, self._directory / "clean.txt"), _STOP_DEADLINE_S)
+            wait(fork(body, self._directory / "clean.txt"), _STOP_DEADLINE_S)
         self.totals.left_in_shared_memory = len(self._left())
 
     def _left(self) -> list[str]:
@@ -487,73 +458,6 @@ class Supervisor:
             for name in os.listdir("/dev/shm")
             if name.removesuffix(".lease").endswith(f".{self._store}")
         ]
-
-
-# --- processes ----------------------------------------------------------------------------------
-
-
-def _fork(body: Callable[[], None], messages: Path) -> int:
-    """Runs a function in a child whose messages go to a file; returns its process id."""
-    parent = os.getpid()
-    pid = os.fork()
-    if pid != 0:
-        return pid
-    code = _FAILED
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was gone before the line above
-            os._exit(_FAILED)
-        fd = os.open(messages, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(fd, 2)
-        faulthandler.enable(fd)
-        faulthandler.register(signal.SIGUSR1, file=fd)
-        body()
-        code = _FINE
-    except errors.TableCorruptedError:
-        traceback.print_exc()
-        code = _SHUT
-    except BadPayloadError:
-        traceback.print_exc()
-        code = _BAD_PAYLOAD
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def _wait(pid: int, seconds: float, *, kill: bool = True) -> int | None:
-    """A child's status, or None if it did not end in time (and then, if asked for, is killed)."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return status
-        time.sleep(_TICK_S)
-    if kill:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return None
-
-
-def _where(pid: int, role: str) -> str:
-    """What the kernel, and a debugger if there is one, say about where a process is."""
-    if pid == 0:
-        return f"--- {role}: not running"
-    lines = [f"--- {role}, process {pid}"]
-    for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
-        for name in ("comm", "wchan", "syscall", "stack"):
-            try:
-                lines.append(f"{task.name} {name}: {(task / name).read_text().strip()}")
-            except OSError as e:
-                lines.append(f"{task.name} {name}: {e.strerror}")
-    command = ["gdb", "-p", str(pid), "-batch", "-ex", "thread apply all bt 12"]
-    try:
-        shown: Any = subprocess.run(command, capture_output=True, text=True, timeout=20)
-        lines.append(shown.stdout[-3000:])
-    except (OSError, subprocess.TimeoutExpired) as e:
-        lines.append(f"no debugger: {e}")
-    return "\n".join(lines)
 
 
 def run(options: Options) -> Totals:

@@ -137,3 +137,13 @@ def test_memory_that_is_not_given_back(bench: Bench) -> None:
         findings = bench.audit()
         writer.close()
     assert findings.leaked_bytes > 800 and "bytes in use" in findings.faults[-1]
+
+
+def test_an_order_that_a_queue_does_not_have(bench: Bench) -> None:
+    first = shared.first_seq(QUEUE)
+    bench.insert(QUEUE, first, 2)
+    bench.client.sample_batch(QUEUE, 2)
+    bench.note(shared.CONSUMED, QUEUE, first + 1, WHO)
+    bench.note(shared.CONSUMED, QUEUE, first, WHO)
+    (fault,) = bench.audit().faults
+    assert "came late" in fault
