@@ -31,6 +31,37 @@ _PR_SET_PDEATHSIG: Final = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class _Interrupt:
+    """Whether Ctrl-C was pressed, until somebody has acted on it."""
+
+    pressed = False
+
+
+def note_interrupts() -> None:
+    """From now on Ctrl-C is noted, and acted on in `pause`.
+
+    Elsewhere it could get lost in a hook of the interpreter, or hit a child that was just forked,
+    or come before a new child's number is written down.
+    """
+
+    def note(*_: Any) -> None:
+        _Interrupt.pressed = True
+
+    signal.signal(signal.SIGINT, note)
+
+
+def pause(seconds: float) -> None:
+    """Sleeps.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed; once.
+    """
+    time.sleep(seconds)
+    if _Interrupt.pressed:
+        _Interrupt.pressed = False
+        raise KeyboardInterrupt
+
+
 def fork(body: Callable[[], None], messages: Path) -> int:
     """Runs a function in a child whose messages go to a file; returns its process id."""
     parent = os.getpid()
@@ -68,7 +99,7 @@ def wait(pid: int, seconds: float, *, kill: bool = True) -> int | None:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             return status
-        time.sleep(TICK_S)
+        pause(TICK_S)
     if kill:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -30,11 +30,6 @@ def parse(arguments: list[str]) -> tuple[Options, bool]:
     parser.add_argument("--rate", type=float, default=20.0, help="kills a second to try for")
     parser.add_argument("--audit-every", type=float, default=8.0, help="seconds between audits")
     parser.add_argument("--kill-server", action="store_true", help="kill the server as well")
-    parser.add_argument(
-        "--allow-stops",
-        action="store_true",
-        help="go on with a new store where a table was shut because of damage",
-    )
     parser.add_argument("--name", default="", help="of the store")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     given = parser.parse_args(arguments)
@@ -47,7 +42,6 @@ def parse(arguments: list[str]) -> tuple[Options, bool]:
         rate=given.rate,
         audit_every_s=given.audit_every,
         kill_server=given.kill_server,
-        allow_stops=given.allow_stops,
         name=given.name,
     ), given.json
 
@@ -67,7 +61,7 @@ def report(totals: Totals) -> None:
     print(f"queue items consumed  {totals.queue_items}")
     print(f"gone with a consumer  {totals.lost_in_consumers}")
     print(f"repairs               {totals.repairs}")
-    print(f"tables shut           {totals.safe_stops}")
+    print(f"tables shut           {totals.tables_shut}")
     print(f"longest stall         {totals.longest_stall_s:.2f} s {totals.longest_stall_of}")
     print(f"stalls over 2 s       {totals.stalls}")
     print(f"stuck                 {totals.stuck}")

@@ -27,6 +27,8 @@ from torture_processes import (
     TICK_S,
     fork,
     in_short,
+    note_interrupts,
+    pause,
     wait,
     where,
 )
@@ -45,10 +47,6 @@ STUCK_S: Final = 20.0
 _AUDIT_DEADLINE_S: Final = 120.0
 _STOP_DEADLINE_S: Final = 20.0
 _LONGEST_STOP_S: Final = 0.3
-
-
-class TableShutError(Exception):
-    """A worker was told that a table is damaged."""
 
 
 class RunFailedError(Exception):
@@ -95,19 +93,11 @@ class Supervisor:
     # ------------------------------------------------------------------ the run
 
     def run(self) -> Totals:
-        """Plays until time or kills are up, or something is wrong; leaves nothing behind."""
+        """Goes on until time or kills are up, or something is wrong; leaves nothing behind."""
         started = time.monotonic()
         self._end = started + self._options.seconds
         try:
-            while self._goes_on():
-                try:
-                    self._play()
-                except TableShutError as e:
-                    self.totals.safe_stops += 1
-                    if not self._options.allow_stops:
-                        self.totals.faults.append(f"a table was shut: {e}")
-                        raise RunFailedError from e
-                    self._kill_all()
+            self._play()
         except RunFailedError:
             self._kill_all()  # what is wrong is in the report
         finally:
@@ -131,8 +121,8 @@ class Supervisor:
             self._board.order(stop=False)
             for slot in self._slots[1:]:
                 self._start(slot)
-            pause = min(self._options.audit_every_s, self._end - time.monotonic())
-            self._disturb(time.monotonic() + pause)
+            now = time.monotonic()
+            self._disturb(min(now + self._options.audit_every_s, self._end))
             self._quiet()
         self._stop_server()
 
@@ -150,12 +140,12 @@ class Supervisor:
             if now >= strike_at:
                 strike_at = max(strike_at, now - 0.5) + self._random.expovariate(self._options.rate)
                 self._strike(now)
-            time.sleep(max(0.0, min(TICK_S, strike_at - time.monotonic())))
+            pause(max(0.0, min(TICK_S, strike_at - time.monotonic())))
         self._resume(None)
         self._paused_at = time.monotonic()
         while any(slot.killed for slot in self._slots):
             self._reap()
-            time.sleep(TICK_S)
+            pause(TICK_S)
 
     def _strike(self, now: float) -> None:
         first = 0 if self._options.kill_server and self._random.random() < 0.5 else 1
@@ -234,7 +224,7 @@ class Supervisor:
             self._reap_one(server)
             if time.monotonic() > end:
                 self._fail_stuck(server, STUCK_S)
-            time.sleep(TICK_S)
+            pause(TICK_S)
 
     def _kill(self, slot: _Slot) -> None:
         """Kills a worker; when it is dead, `_reap` starts the next one in its place."""
@@ -278,12 +268,13 @@ class Supervisor:
 
     def _ended_by_itself(self, slot: _Slot, code: int) -> None:
         """Raises unless the worker ended well."""
-        if code == SHUT:
-            raise TableShutError(self._said(slot))
         if code == BAD_PAYLOAD:
             self.totals.bad_payloads += 1
+        if code == SHUT:
+            self.totals.tables_shut += 1
         if code != FINE:
-            self._fail(f"the {slot.role} (worker {slot.who}) failed{self._said(slot)}")
+            fault = f"the {slot.role} (worker {slot.who}) failed{self._said(slot)}"
+            self._fail(f"{fault}\nThe store: {self._look()}")
 
     def _said(self, slot: _Slot) -> str:
         path = self._path(slot.who, "txt")
@@ -337,7 +328,7 @@ class Supervisor:
         """Where a worker hangs, and what the others and the store say."""
         parts = [where(slot.pid, slot.role)]
         os.kill(slot.pid, signal.SIGUSR1)  # faulthandler writes the Python stacks
-        time.sleep(0.5)
+        pause(0.5)
         parts.append(self._said(slot))
         parts += [where(other.pid, other.role) for other in self._slots if other is not slot]
         parts.append(self._look())
@@ -407,8 +398,6 @@ class Supervisor:
         messages = self._directory / "audit.txt"
         pid = fork(body, messages)
         status = wait(pid, _AUDIT_DEADLINE_S)
-        if status == SHUT << 8:
-            raise TableShutError(messages.read_text())
         if status != 0:
             self._fail(f"an audit failed (status {status}):\n{messages.read_text()[-4000:]}")
         return Findings(**json.loads(answer.read_text()))
@@ -462,5 +451,6 @@ class Supervisor:
 
 def run(options: Options) -> Totals:
     """One run in a directory of its own, which is removed at the end."""
+    note_interrupts()
     with tempfile.TemporaryDirectory(prefix="torture-") as directory:
         return Supervisor(options, Path(directory)).run()

@@ -16,7 +16,6 @@ class Options:
     """Kills a second that are tried for."""
     audit_every_s: float = 8.0
     kill_server: bool = False
-    allow_stops: bool = False
     name: str = ""
     capacity: int = 256 << 20
 
@@ -35,7 +34,7 @@ class Totals:
     queue_items: int = 0
     lost_in_consumers: int = 0
     repairs: int = 0
-    safe_stops: int = 0
+    tables_shut: int = 0
     longest_stall_s: float = 0.0
     longest_stall_of: str = ""
     stalls: int = 0

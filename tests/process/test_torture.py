@@ -1,29 +1,37 @@
-"""Every process of a store may die at any instant, and all of them at once."""
+"""Every process of a store may die at any instant, and all of them at once.
+
+`scripts/torture` does the work: this runs it for a while. How long says `TORTURE_SECONDS`.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import shmreplay as reverb
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")
+SECONDS = float(os.environ.get("TORTURE_SECONDS", "8"))
 DEADLINE_S = 120.0
 ROUNDS = 10
 
 
-def torture(directory: Path, name: str, *options: str) -> subprocess.Popen[str]:
-    """Starts a run in a process group of its own."""
-    return subprocess.Popen(
+@contextmanager
+def torture(directory: Path, name: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A run in a process group of its own, which does not outlive the block."""
+    with subprocess.Popen(
         [sys.executable, str(ROOT / "scripts" / "torture_run.py"), "--name", name, *options],
         env={
             **os.environ,
@@ -34,7 +42,12 @@ def torture(directory: Path, name: str, *options: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-    )
+    ) as run:
+        try:
+            yield run
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
 
 
 def entries(name: str) -> set[str]:
@@ -45,6 +58,25 @@ def entries(name: str) -> set[str]:
         for entry in SHARED_MEMORY.iterdir()
         if entry.name.removesuffix(".lease") == f"shmreplay.{user}.{name}"
     }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 2 * DEADLINE_S)
+def test_nothing_is_lost_torn_stuck_or_leaked(
+    tmp_path: Path, unique_name: Callable[[], str]
+) -> None:
+    name = unique_name()
+    options = ["--seconds", str(SECONDS), "--seed", "1", "--json"]
+    with torture(tmp_path, name, *options) as run:
+        output, _ = run.communicate(timeout=SECONDS + DEADLINE_S)
+    assert run.returncode == 0, output
+    seen = json.loads(output.splitlines()[-1])
+    assert seen["good"] and seen["audits"] > 0
+    # Many, whatever else the machine does meanwhile.
+    assert seen["kills"] > 2 * SECONDS
+    assert seen["items_verified"] > 100 * SECONDS
+    assert not entries(name)
+    assert not list(tmp_path.iterdir())
 
 
 def test_ctrl_c_ends_a_run_and_leaves_nothing(
