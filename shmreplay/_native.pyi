@@ -30,10 +30,16 @@ __all__ = [
     "TrajectoryColumn",
     "Window",
     "WriterCore",
+    "borrowers",
     "dtype_of_code",
     "layout_signature",
     "logger",
     "note_fork",
+    "peek_item",
+    "peek_items",
+    "peek_store",
+    "peek_table",
+    "sessions",
     "store_bytes",
 ]
 
@@ -72,9 +78,19 @@ def store_bytes(
     tables: Sequence[_TableConfig],
 ) -> int: ...
 def dtype_of_code(code: int) -> np.dtype[Any]: ...
+def peek_store(store: Store) -> dict[str, int]: ...
+def peek_table(store: Store, table: int) -> dict[str, int]: ...
+def peek_items(store: Store, table: int) -> list[tuple[int, int, int]]: ...
+def peek_item(
+    store: Store, table: int, stripe: int, slot: int
+) -> tuple[int, int, float, int, int, int, list[tuple[int, bool, bytes]] | None] | None: ...
+def sessions(store: Store) -> list[tuple[int, int, int, int, int]]: ...
+def borrowers(store: Store) -> list[tuple[int, str, int, int]]: ...
 
 @disjoint_base
 class Store:
+    # Called when an allocation found no room; says whether the dead gave some back.
+    on_full: Callable[[], bool] | None
     def __new__(cls, fd: int, nbytes: int) -> Store: ...
     @property
     def participant(self) -> int: ...

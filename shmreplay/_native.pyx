@@ -17,6 +17,7 @@ from cpython.buffer cimport (
     PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Size
 from cpython.object cimport PyObject
 from libc.math cimport INFINITY, fabs
@@ -25,6 +26,7 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 import logging
 from collections import deque
+from time import time_ns
 
 from numpy import arange as _arange
 from numpy import dtype as _dtype
@@ -36,6 +38,7 @@ from shmreplay.binding_support import (
     as_array,
     bad_priority,
     check_new_structure,
+    describe_borrowers,
     table_not_found,
 )
 from shmreplay.errors import ExpiredReferenceError, HistoryIndexError
@@ -65,10 +68,16 @@ __all__ = [
     "TrajectoryColumn",
     "Window",
     "WriterCore",
+    "borrowers",
     "dtype_of_code",
     "layout_signature",
     "logger",
     "note_fork",
+    "peek_item",
+    "peek_items",
+    "peek_store",
+    "peek_table",
+    "sessions",
     "store_bytes",
 ]
 
@@ -81,6 +90,7 @@ cdef object _int64 = _dtype("int64")
 cdef object _int32 = _dtype("int32")
 cdef object _float64 = _dtype("float64")
 cdef double WAIT_LOG_AFTER_S = limits.WAIT_LOG_AFTER_S
+cdef double WAIT_LOG_EVERY_S = limits.WAIT_LOG_EVERY_S
 cdef uint64_t BLOCK_BYTES = limits.BLOCK_BYTES
 cdef int64_t BLOCK_ROWS_MAX = limits.BLOCK_ROWS_MAX
 cdef uint64_t BATCH_BLOCK_BYTES = limits.BATCH_BLOCK_BYTES
@@ -92,6 +102,7 @@ SESSION_WRITER = SR_SESSION_WRITER
 SESSION_SAMPLER = SR_SESSION_SAMPLER
 
 include "_binding/store.pxi"
+include "_binding/inspect.pxi"
 include "_binding/memory.pxi"
 include "_binding/numpy_access.pxi"
 include "_binding/session.pxi"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from typing import NamedTuple
 
 from shmreplay import errors
-from shmreplay.segment import check_name
+from shmreplay.segment import DIRECTORY, check_name, store_names
 from shmreplay.store import OPEN_TIMEOUT_S, Store
 
 _POLL_S = 0.02
@@ -45,11 +46,15 @@ def parse(text: object) -> Address:
     return Address(None, host, int(port))
 
 
-def find_store(text: str) -> str:
+def find_store(text: str, timeout: float = OPEN_TIMEOUT_S) -> str:
     """Name of the store behind an address, waiting for a server that is starting.
 
+    Args:
+        text: The address.
+        timeout: Seconds to wait at most; 0 looks once.
+
     Raises:
-        StoreNotFoundError: There is none on this machine.
+        StoreNotFoundError: There is none on this machine; says what was looked for, and where.
     """
     parsed = parse(text)
     if parsed.name is not None:
@@ -59,14 +64,17 @@ def find_store(text: str) -> str:
             f"{text!r} is on another machine; this version reaches stores of this machine "
             "('localhost:PORT' or 'shm://NAME')"
         )
-    end = time.monotonic() + OPEN_TIMEOUT_S
+    end = time.monotonic() + timeout
     name = Store.find_by_port(parsed.port)
     while name is None and time.monotonic() < end:
         time.sleep(_POLL_S)
         name = Store.find_by_port(parsed.port)
     if name is None:
         raise errors.StoreNotFoundError(
-            f"no server of this user is reachable at {text!r} within {OPEN_TIMEOUT_S:g} s; is it "
-            "running on this machine, with this port?"
+            f"no server is reachable at {text!r}: looked for {timeout:g} s for a store of user "
+            f"{os.geteuid()} in {DIRECTORY} that a living process uses and that has port "
+            f"{parsed.port}. Stores there: {', '.join(map(repr, store_names())) or 'none'}. Start "
+            "the server on this machine with this port and as this user, or see what there is with "
+            "`shmreplay ls`."
         )
     return name

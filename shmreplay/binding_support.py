@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -69,6 +70,29 @@ def table_not_found(
     return errors.TableNotFoundError(
         f"{what if for_item else ''}Priority table {name} was not found. "
         f"The server has these tables: {there}."
+    )
+
+
+def describe_borrowers(lent: Iterable[tuple[int, str, int, int]]) -> str:
+    """Who pins memory by batches that it has borrowed, for the end of a message; '' if nobody.
+
+    Args:
+        lent: (process id, role, items, since when in ns since the epoch) of each batch.
+    """
+    by_process: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for pid, role, items, since in lent:
+        by_process.setdefault((pid, role), []).append((items, since))
+    if not by_process:
+        return ""
+    now = time.time_ns()
+    who = [
+        f"process {pid} ({role}) has {len(batches)} with {sum(items for items, _ in batches)} "
+        f"items, the oldest for {max(now - min(since for _, since in batches), 0) / 1e9:.1f} s"
+        for (pid, role), batches in by_process.items()
+    ]
+    return (
+        " Borrowed batches pin memory that cannot be used meanwhile: "
+        f"{'; '.join(who)}. End their `with` blocks and drop their views."
     )
 
 

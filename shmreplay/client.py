@@ -17,13 +17,13 @@ import numpy.typing as npt
 from shmreplay import _native, address, errors, limits, tree
 from shmreplay.batches import SampleOutput, gather, item_arrays, item_views
 from shmreplay.binding_support import as_array, bad_priority
-from shmreplay.connection import Connection
+from shmreplay.connection import Connection, WaitLog, stopped
 from shmreplay.item_schema import Leaf
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.reverb_types import TableInfo
 from shmreplay.sampler import Prefetched, Sampler
 from shmreplay.spec import DTYPE_CODES
-from shmreplay.store import Store
+from shmreplay.store import OPEN_TIMEOUT_S, Store
 from shmreplay.structured_writer import Config, StructuredWriter
 from shmreplay.trajectory_writer import TrajectoryWriter, checked_keep_alive
 from shmreplay.writer import Writer
@@ -69,13 +69,13 @@ class Client:
         """Names the address."""
         return f"Client, server_address={self._server_address}"
 
-    def _connected(self) -> Connection:
+    def _connected(self, timeout: float = OPEN_TIMEOUT_S) -> Connection:
         connection = self._connection
         if connection is None or connection.unusable:
-            return self._connect()
+            return self._connect(timeout)
         return connection
 
-    def _connect(self) -> Connection:
+    def _connect(self, timeout: float) -> Connection:
         if self._connection is not None and self._connection.store.forked:
             # In a forked child: what was inherited belongs to the parent, the lock included.
             self._lock = threading.RLock()
@@ -86,9 +86,27 @@ class Client:
             if self._closed:
                 raise errors.ServerClosedError("this client is closed; make a new Client")
             if self._connection is None:
-                name = address.find_store(self._server_address)
+                name = address.find_store(self._server_address, timeout)
                 self._connection = Connection(Store.open(name))
+            elif self._connection.unusable:
+                self._connect_again(self._connection)
             return self._connection
+
+    def _connect_again(self, old: Connection) -> None:
+        """Attaches to the store of a server that was started after the old one had been stopped."""
+        try:
+            store = Store.open(address.find_store(self._server_address, 0.0))
+        except errors.StoreNotFoundError as error:
+            raise stopped(self._server_address) from error
+        if store.native.closed:  # its server is about to remove it
+            store.release()
+            raise stopped(self._server_address)
+        self._connection = Connection(store)
+        self._stash = {}
+        writers, self._insert_writers = self._insert_writers, []
+        for writer in writers:
+            writer.close()
+        old.close()
 
     def close(self) -> None:
         """Leaves the store. Idempotent. Borrowed views stay valid until they are dropped."""
@@ -439,13 +457,14 @@ class Client:
             connection.configs[number].signature() if unpack_as_table_signature else None,
             emit_timesteps,
         )
-        return self._samples(number, max(n, 0), output, seconds)
+        return self._samples(table, max(n, 0), output, seconds)
 
     def _samples(
-        self, number: int, n: int, output: SampleOutput, timeout: float | None
+        self, table: str, n: int, output: SampleOutput, timeout: float | None
     ) -> Iterator[Any]:
         for _ in range(n):
             connection = self._connected()
+            number = connection.number(table)
             batch = self._draw(connection, number, 1, timeout)
             try:
                 info = SampleInfo(*batch.info_of(0))
@@ -502,14 +521,19 @@ class Client:
         return result
 
     def _draw_ahead(
-        self, table: str, n: int, timeout: float | None, stopped: Callable[[], bool]
+        self,
+        connection: Connection,
+        number: int,
+        n: int,
+        timeout: float | None,
+        ended: Callable[[], bool],
     ) -> Prefetched | None:
-        """As `sample_batch`, but ends soon after `stopped` says so, with what was drawn until then.
+        """As `sample_batch`, but ends soon after `ended` says so, with what was drawn until then.
 
         None: nothing was.
         """
-        connection = self._connected()
-        number = connection.number(table)
+        connection.check_open()
+        log = WaitLog(connection.describe_wait(number, "a sampler"))
         end = math.inf if timeout is None else time.monotonic() + timeout
         batch: _native.Batch | None = None
         while True:
@@ -517,16 +541,18 @@ class Client:
             try:
                 batch = self._draw(connection, number, n, left, batch)
             except errors.DeadlineExceededError:
-                if stopped():
+                if ended():
                     return None
                 if time.monotonic() >= end:
                     describe = connection.describe_wait(number, "sampling")
                     raise errors.DeadlineExceededError(
                         f"no sample within {timeout} s: {describe()}"
                     ) from None
+                log.tick()
                 continue
-            if len(batch) == n or stopped() or time.monotonic() >= end:
+            if len(batch) == n or ended() or time.monotonic() >= end:
                 return self._prefetched(connection, number, batch)
+            log.tick()
 
     def _prefetched(self, connection: Connection, number: int, batch: _native.Batch) -> Prefetched:
         """A gathered batch. Where sampling consumes, it stays pinned until it is delivered."""
@@ -590,8 +616,11 @@ class Client:
         """
         n = checked_batch_size(batch_size)
         seconds = limits.checked_timeout(timeout)
-        self._connected().number(table)
-        return Sampler(lambda stopped: self._draw_ahead(table, n, seconds, stopped), prefetch)
+        connection = self._connected()
+        number = connection.number(table)
+        return Sampler(
+            lambda ended: self._draw_ahead(connection, number, n, seconds, ended), prefetch
+        )
 
     # ------------------------------------------------------------------ changing by key
 
@@ -682,9 +711,25 @@ class Client:
         """Settings and counters of every table.
 
         Args:
-            timeout: Accepted for Reverb's sake; a local answer does not wait.
+            timeout: Seconds to wait for the server to be there; None or 0: as long as any call
+                does, about ten.
+
+        Raises:
+            DeadlineExceededError: It was not, within the timeout.
+            StoreNotFoundError: It was not, and no timeout was given.
+            ServerClosedError: It was stopped.
         """
-        connection = self._connected()
+        seconds = limits.checked_timeout(timeout)
+        if not seconds:
+            connection = self._connected()
+        else:
+            try:
+                connection = self._connected(max(seconds, 0.0))
+            except errors.StoreNotFoundError as error:
+                raise errors.DeadlineExceededError(
+                    f"server_info did not complete within the provided timeout of {timeout} s: "
+                    f"{error}"
+                ) from error
         return {name: connection.info(number) for name, number in connection.tables.items()}
 
     def stats(self) -> dict[str, float]:

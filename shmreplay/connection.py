@@ -5,13 +5,15 @@ What server, clients, writers and samplers of a process have in common. Thread-s
 
 from __future__ import annotations
 
+import atexit
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shmreplay import _native, errors, item_schema, reverb_types, tree
+from shmreplay import _native, errors, item_schema, lease, limits, reverb_types, tree
 from shmreplay.binding_support import table_not_found
 from shmreplay.item_schema import ItemSchema, Leaf
 from shmreplay.store import Store
@@ -42,6 +44,32 @@ class _IdleSessions(list[_native.Session]):
             super().append(session)
 
 
+def stopped(address: str) -> errors.ServerClosedError:
+    """The error for work on a store that its server closed."""
+    return errors.ServerClosedError(
+        f"Got work for {address!r}, but the server has closed this store: its memory and its items"
+        " are gone. Start it again; a Client then goes on with its next call, and writers and"
+        " samplers are to be made anew of it."
+    )
+
+
+class WaitLog:
+    """Says in the log, once a wait has lasted, what it waits for; and again from time to time."""
+
+    def __init__(self, describe: Callable[[], str]) -> None:
+        """Takes what says what is waited for; the wait begins now."""
+        self._describe = describe
+        self._started = time.monotonic()
+        self._next = self._started + limits.WAIT_LOG_AFTER_S
+
+    def tick(self) -> None:
+        """Called between two slices of the wait."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + limits.WAIT_LOG_EVERY_S
+            _native.logger.warning("waiting for %.1f s: %s", now - self._started, self._describe())
+
+
 class Connection:
     """A hold on a `Store` and what is known about it. Closed once; forked copies refuse to work."""
 
@@ -60,6 +88,7 @@ class Connection:
         self._interned: dict[tuple[Any, ...], int] = {}
         self._lock = threading.Lock()
         self._closed = False
+        _connections.add(self)
 
     # ------------------------------------------------------------------ sessions
 
@@ -73,7 +102,7 @@ class Connection:
     def new_session(self, kind: int) -> _native.Session:
         """A session of its own, which keeps the process attached until it is closed."""
         self.check_open()
-        session = _native.Session(self.native, kind)
+        session = _native.Session(self.store.native, kind)
         session.hold = self._hold
         return session
 
@@ -88,12 +117,19 @@ class Connection:
 
     @property
     def unusable(self) -> bool:
-        """Closed, or inherited through a fork."""
-        return self._closed or self.store.forked
+        """Closed, inherited through a fork, or of a store whose server was stopped."""
+        return self._closed or self.store.forked or self.native.closed
 
     def check_open(self) -> None:
-        """Raises where this connection cannot be used: closed, forked, or the server is gone."""
+        """Refuses work on a connection that cannot be used.
+
+        Raises:
+            ForkedHandleError: This process got it from its parent.
+            ServerClosedError: It was closed, or the server was stopped.
+        """
         self.store.check_fork()
+        if self.native.closed:
+            raise stopped(self.store.address)
         if self._closed:
             raise errors.ServerClosedError(
                 "this client is closed; make a new Client to go on working with the store"
@@ -105,10 +141,14 @@ class Connection:
             if self._closed:
                 return
             self._closed = True
+        self.close_idle()
+        self._hold = None
+
+    def close_idle(self) -> None:
+        """Gives back the sessions at rest, and from now on each one when it comes to rest."""
         self._idle.closed = True
         while self._idle:
             self._idle.pop().close()
-        self._hold = None
 
     def next_episode(self) -> int:
         """Number of a new episode."""
@@ -132,6 +172,7 @@ class Connection:
 
     def info(self, number: int) -> reverb_types.TableInfo:
         """Settings and counters of a table at this moment."""
+        self.check_open()
         i = self.native.table_info(number)
         return self.configs[number].info(
             reverb_types.TableCounts(
@@ -157,7 +198,7 @@ class Connection:
                 f"min_size_to_sample={c.min_size_to_sample}, min_diff={c.min_diff:g}, "
                 f"max_diff={c.max_diff:g}; now size={i['size']}, inserts={i['inserts']}, "
                 f"samples={i['samples']}, deletes={i['deletes']}, inserts * samples_per_insert "
-                f"- samples = {diff:g}; {self.native.stats()['participants']} processes attached"
+                f"- samples = {diff:g}; {lease.describe(self.store.participants())}"
             )
 
         return describe
@@ -197,9 +238,33 @@ class Connection:
         return None if check is None else check(leaves)
 
     def stats(self) -> dict[str, float]:
-        """Counters of the store and of each table: a flat dict of numbers, units in the names."""
+        """Counters of the store and of each table: a flat dict of numbers, units in the names.
+
+        ``borrowed_batches`` are lent just now, with ``borrowed_items``; the oldest for
+        ``oldest_borrow_s`` by process ``oldest_borrow_pid`` (0: none).
+        """
+        self.check_open()
         out: dict[str, float] = dict(self.native.stats())
+        lent = _native.borrowers(self.native)
+        out["borrowed_batches"] = len(lent)
+        out["borrowed_items"] = sum(items for _, _, items, _ in lent)
+        out["oldest_borrow_s"] = max(time.time_ns() - lent[0][3], 0) / 1e9 if lent else 0.0
+        out["oldest_borrow_pid"] = lent[0][0] if lent else 0
         for name, number in self.tables.items():
             for key, value in self.native.table_info(number).items():
                 out[f"{name}/{key}"] = value
         return out
+
+
+# Those of this process, for its end.
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    """Gives back what is at rest, so that a process that holds nothing can leave its stores."""
+    for connection in list(_connections):
+        if not connection.store.forked:
+            connection.close_idle()
+
+
+atexit.register(_at_exit)

@@ -12,11 +12,12 @@ So a process opens a lease once, never maps or duplicates it, and never opens on
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Final
+from typing import Final, NamedTuple
 
 import posix_ipc
 
@@ -24,7 +25,21 @@ from shmreplay import segment
 from shmreplay._native import Store as NativeStore
 from shmreplay.errors import ArenaFullError, StoreExistsError, StoreNotFoundError
 
-__all__ = ["Lease", "close_inherited", "exists", "identity", "join", "lock_new", "open_living"]
+__all__ = [
+    "Lease",
+    "Participant",
+    "close_inherited",
+    "describe",
+    "exists",
+    "identity",
+    "join",
+    "lock_new",
+    "lock_server",
+    "open_living",
+    "take_entry_of_server",
+]
+
+_log = logging.getLogger(__name__)
 
 # struct flock of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK: Final = struct.Struct("@hhqqi0q")
@@ -34,6 +49,36 @@ _BEYOND_ALL: Final = 1 << 40
 # The leases that this process has open, in order never to open one twice: (device, inode) to
 # descriptor.
 _held: dict[tuple[int, int], int] = {}
+
+
+class Participant(NamedTuple):
+    """A process that is attached to a store, or died while it was."""
+
+    number: int
+    """Its byte of the lease; 0 is the server's."""
+    pid: int
+    start_ticks: int
+    """Its start in clock ticks since boot, which tells it from others that had the same id."""
+    pid_namespace: int
+    """Inode of the pid namespace in which ``pid`` means something."""
+    attached_ns: int
+    """When it attached: nanoseconds since the epoch."""
+    role: str
+    alive: bool
+    """Whether it holds its byte of the lease."""
+
+
+def describe(participants: Sequence[Participant]) -> str:
+    """Says for a message who of the participants lives, and whether the server is among them."""
+    own = identity()[2]
+    alive = [each for each in participants if each.alive]
+    who = ", ".join(
+        f"{each.pid} ({each.role}"
+        + (")" if each.pid_namespace in (own, 0) else ", in another pid namespace)")
+        for each in alive
+    )
+    served = any(each.number == 0 for each in alive)
+    return f"living processes: {who or 'none'}" + ("" if served else "; the server is dead")
 
 
 def identity() -> tuple[int, int, int]:
@@ -162,6 +207,52 @@ class Lease:
 # --- creating and joining -----------------------------------------------------------------------
 
 
+def lock_server(store_name: str, undo: ExitStack) -> Lease | None:
+    """Opens a lease and locks the server's byte; None if there is no lease, or it was exchanged.
+
+    Args:
+        store_name: Of the store.
+        undo: Gets what closes the lease again.
+
+    Raises:
+        StoreExistsError: Another process holds that byte.
+        StorePermissionError: It is not a file that only this user can have written.
+    """
+    try:
+        held = Lease.open(store_name)
+    except FileNotFoundError:
+        return None
+    locked = held.try_lock(0)
+    if locked and held.is_current():
+        undo.callback(held.close)
+        return held
+    gone = locked or not held.is_current()
+    holders = held.holders()
+    held.close()
+    if gone:
+        return None
+    raise exists(store_name, holders, served=True)
+
+
+def take_entry_of_server(store_name: str, native: NativeStore, role: str) -> None:
+    """Takes entry 0, which its last owner left when it died; the caller has locked byte 0.
+
+    Raises:
+        TableCorruptedError: What the dead server held is damaged.
+    """
+    who = identity()
+    if native.participant_set(0, *who, role):
+        return
+    native.participant_reclaim(0)
+    if not native.participant_set(0, *who, role):
+        _log.warning(
+            "the dead server of store %r held what cannot be given back; it stays out of use",
+            store_name,
+        )
+        native.participant_clear(0)
+        native.participant_set(0, *who, role)
+
+
 def lock_new(store_name: str, undo: ExitStack) -> Lease:
     """Opens or creates a lease and locks all of it, so that nobody lives and nobody can join.
 
@@ -185,16 +276,30 @@ def lock_new(store_name: str, undo: ExitStack) -> Lease:
         holders = held.holders()
         held.close()
         if taken:
-            raise exists(store_name, holders)
+            served = not holders or holders[0].startswith("server")
+            raise exists(store_name, holders, served=served)
 
 
-def exists(store_name: str, holders: Sequence[str]) -> StoreExistsError:
-    """The error for the name of a store that living processes use."""
+def exists(store_name: str, holders: Sequence[str], *, served: bool) -> StoreExistsError:
+    """The error for the name of a store that living processes use.
+
+    Args:
+        store_name: The name.
+        holders: Who they are, as ``Lease.holders`` says it.
+        served: Whether its server is one of them.
+    """
     who = ", ".join(holders) or "one that has just ended"
+    remedy = (
+        ""
+        if served
+        else " Its server is dead: to go on with all that is in it, take it over with"
+        f" Server(tables, name={store_name!r}, recover=True). To be rid of it, end those processes"
+        " and run `shmreplay clean`, or make the server again."
+    )
     return StoreExistsError(
         f"Got the store name {store_name!r}, which is in use by living processes ({who}); expected"
         " one that nobody is attached to. Stop those processes, use another name, or make a"
-        f" Client('shm://{store_name}') to use that store."
+        f" Client('shm://{store_name}') to use that store.{remedy}"
     )
 
 
@@ -216,7 +321,11 @@ def open_living(store_name: str, undo: ExitStack) -> Lease:
         raise _not_found(store_name, "there is none") from error
     undo.callback(held.close)
     if not held.is_anybody_there():
-        raise _not_found(store_name, "all processes that used it have died")
+        raise _not_found(
+            store_name,
+            "all processes that used it have died (a server takes over what is in it with"
+            " recover=True, `shmreplay dump` reads it out)",
+        )
     return held
 
 

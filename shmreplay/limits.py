@@ -101,7 +101,10 @@ WAIT_SLICE_MS: Final = 100
 """Milliseconds of one slice of waiting: after it signals, deadline and dead owners are checked."""
 
 WAIT_LOG_AFTER_S: Final = 5.0
-"""Seconds of waiting for room in a writer's window after which the log says why."""
+"""Seconds of waiting for a rate limiter after which the log says for what."""
+
+WAIT_LOG_EVERY_S: Final = 30.0
+"""Seconds between two such lines of one wait."""
 
 
 def checked_timeout(timeout: Any) -> float | None:

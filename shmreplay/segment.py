@@ -44,6 +44,7 @@ __all__ = [
     "is_current",
     "lay_out",
     "map_segment",
+    "open_segment",
     "open_shared",
     "path_of",
     "remove",
@@ -286,6 +287,28 @@ def map_segment(segment: str, fd: int) -> NativeStore | None:
             " word of a store. Stop the processes that use it, and remove the file."
         )
     return native
+
+
+def open_segment(name: str, undo: ExitStack) -> tuple[int, NativeStore] | None:
+    """Opens and maps a store's segment; None if it is not laid out or has gone.
+
+    Args:
+        name: Of the store.
+        undo: Gets what closes the descriptor again.
+
+    Raises:
+        StorePermissionError: It is not a file that only this user can have written.
+        VersionMismatchError: It was made by a build with another layout.
+        TableCorruptedError: Its header is damaged.
+    """
+    shared_name = segment_name(name)
+    try:
+        fd = open_shared(shared_name)
+    except FileNotFoundError:  # being created or removed: the lease was there
+        return None
+    undo.callback(os.close, fd)
+    native = map_segment(shared_name, fd)
+    return None if native is None else (fd, native)
 
 
 def tables_of(name: str, native: NativeStore) -> list[TableConfig]:

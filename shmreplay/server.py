@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from shmreplay import _native, errors, limits, reverb_types
+from shmreplay import _native, errors, limits, recovery, reverb_types
 from shmreplay.client import Client
 from shmreplay.connection import Connection
 from shmreplay.store import Store
@@ -48,7 +48,8 @@ class Server:
     """Owns a store with its tables. Local clients work on the store itself, not through the server.
 
     Use it as a context manager or call `stop()`: that removes the store from /dev/shm. A server
-    that dies without it leaves a store that the next server of the same name replaces.
+    that is killed leaves its store, in which attached clients go on. The next server of the same
+    name takes it over with `recover=True`; without, it replaces it once no process uses it.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class Server:
         *,
         name: str | None = None,
         capacity: int | None = None,
+        recover: bool = False,
     ) -> None:
-        """Makes the store.
+        """Makes the store, or takes it over.
 
         Args:
             tables: Its tables; names must differ.
@@ -67,27 +69,38 @@ class Server:
                 None: a free one is picked.
             name: Name of the store: `'shm://NAME'`. None: one is made up.
             capacity: Bytes that the store may use. None: half of what /dev/shm has free.
+            recover: Take the store of this name over if there is one whose server died: with all
+                its items, keys, priorities and counters, its capacity and, if `port` is None, its
+                port. `tables` must then be the same, or None for those that there are. Where there
+                is none it is made.
 
         Raises:
-            InvalidArgumentError: No tables, equal names, a port or capacity out of range.
-            StoreExistsError: A living server has a store of this name.
+            InvalidArgumentError: No tables, equal names, a port or capacity out of range; tables
+                that differ from those of the store to recover.
+            StoreExistsError: A store of this name is in use.
+            StoreNotFoundError: There is nothing to recover, and no tables were given.
             ArenaFullError: /dev/shm has no room.
         """
-        checked = checked_tables(tables)
-        self._socket, self._port = _reserve_port(port)
-        try:
-            self._name = f"{os.getpid()}-{secrets.token_hex(4)}" if name is None else name
-            store = Store.create(
-                self._name, [t.config() for t in checked], capacity=capacity, port=self._port
+        if recover and name is None:
+            raise errors.InvalidArgumentError(
+                "Got recover=True without a name; expected name= to say which store to take over."
             )
+        checked = None if recover and tables is None else checked_tables(tables)
+        self._name = f"{os.getpid()}-{secrets.token_hex(4)}" if name is None else name
+        known = recovery.port_of(self._name) if recover and port is None else None
+        self._socket, self._port = _reserve_port(port) if known is None else _reserve_again(known)
+        try:
+            store = recovery.take_over(self._name, checked, self._port) if recover else None
+            if store is None:
+                store = _create(self._name, checked, capacity, self._port)
         except BaseException:
             self._socket.close()
             raise
         self._pid = os.getpid()
         self._connection = Connection(store)
         self._stopped = threading.Event()
-        for number, table in enumerate(checked):
-            table._bind(_Handle(self._connection, number))
+        for table in checked or ():
+            table._bind(_Handle(self._connection, self._connection.number(table.name)))
         ref = weakref.ref(self)
         self._threads = [
             threading.Thread(
@@ -184,6 +197,24 @@ def _reserve_port(port: Any) -> tuple[socket.socket, int]:
             f"port {number} cannot be used ({e.strerror}); choose another or leave it out"
         ) from e
     return reserved, reserved.getsockname()[1]
+
+
+def _reserve_again(port: int) -> tuple[socket.socket, int]:
+    """Binds the port of a server that died, or another if somebody else has it now."""
+    try:
+        return _reserve_port(port)
+    except errors.InvalidArgumentError as e:
+        _log.warning("the store's port is taken, and it gets another: %s", e)
+        return _reserve_port(None)
+
+
+def _create(name: str, tables: Sequence[Table] | None, capacity: int | None, port: int) -> Store:
+    if tables is None:
+        raise errors.StoreNotFoundError(
+            f"Got recover=True without tables for store {name!r}, but there is nothing to recover "
+            "under this name; expected tables to make it with. See `shmreplay ls`."
+        )
+    return Store.create(name, [t.config() for t in tables], capacity=capacity, port=port)
 
 
 def _commit(ref: weakref.ref[Server], native: _native.Store, stopped: threading.Event) -> None:

@@ -17,13 +17,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Final
 
-from shmreplay import lease, segment
+from shmreplay import lease, ports, segment
 from shmreplay._native import Store as NativeStore
-from shmreplay._native import note_fork
+from shmreplay._native import note_fork, sessions
 from shmreplay.errors import (
     DeadlineExceededError,
     ForkedHandleError,
@@ -32,38 +32,29 @@ from shmreplay.errors import (
     ServerClosedError,
     StoreExistsError,
 )
-from shmreplay.lease import Lease
+from shmreplay.lease import Lease, Participant
 from shmreplay.limits import checked_int
 from shmreplay.table import TableConfig
 
-__all__ = ["OPEN_TIMEOUT_S", "Participant", "Store"]
+__all__ = [
+    "OPEN_TIMEOUT_S",
+    "Participant",
+    "Store",
+    "guard",
+    "registered",
+]
 
 OPEN_TIMEOUT_S: Final = 10.0
 """Seconds that attaching waits for a store that is being laid out: that takes milliseconds."""
 
 _MAX_PORT: Final = 65535
+# Seconds in which a byte of the lease may be taken by somebody who cleans up after the dead.
+_TAKE_OVER_WAIT_S: Final = 1.0
 # Pauses between looks at a store that is being laid out.
 _FIRST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
 
 _log = logging.getLogger(__name__)
-
-
-class Participant(NamedTuple):
-    """A process that is attached to a store, or died while it was."""
-
-    number: int
-    """Its byte of the lease; 0 is the creator."""
-    pid: int
-    start_ticks: int
-    """Its start in clock ticks since boot, which tells it from others that had the same id."""
-    pid_namespace: int
-    """Inode of the pid namespace in which ``pid`` means something."""
-    attached_ns: int
-    """When it attached: nanoseconds since the epoch."""
-    role: str
-    alive: bool
-    """Whether it holds its byte of the lease."""
 
 
 class Store:
@@ -82,9 +73,11 @@ class Store:
         fd: int,
         native: NativeStore,
     ) -> None:
-        """Takes over an attachment that is complete; for ``create`` and ``open``."""
+        """Takes over an attachment that is complete; for ``create``, ``open``, ``take_over``."""
         self._name = name
         self._number = number
+        # A process that was attached when it took the store over has two entries.
+        self._serves = number == 0
         self._tables = list(tables)
         self._lease = held_lease
         self._fd = fd
@@ -94,6 +87,7 @@ class Store:
         self._forked = False
         # Threads of one process do not exclude each other by record locks.
         self._reclaiming = threading.Lock()
+        native.on_full = self._make_room
 
     @classmethod
     def create(
@@ -129,8 +123,9 @@ class Store:
         port = _checked_port(port)
         capacity = segment.checked_capacity(capacity)
         with _lock:
-            if _registered(name) is not None:
-                raise lease.exists(name, [f"this one, {os.getpid()}"])
+            ours = registered(name)
+            if ours is not None:
+                raise ours._exists()
             _check_port_is_free(name, port)
             with ExitStack() as undo:
                 held = lease.lock_new(name, undo)
@@ -176,7 +171,7 @@ class Store:
         pause = _FIRST_PAUSE_S
         while True:
             with _lock:
-                store = _registered(name)
+                store = registered(name)
                 if store is not None:
                     return store.retain()
                 store = cls._attach(name, role)
@@ -193,11 +188,96 @@ class Store:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     @classmethod
+    def take_over(
+        cls,
+        name: str,
+        check: Callable[[list[TableConfig]], None],
+        *,
+        port: int = 0,
+        role: str = "server",
+    ) -> Store | None:
+        """Becomes the server of a store whose server died, with all that is in it.
+
+        Processes that are attached go on working and do not notice.
+
+        Args:
+            name: Of the store.
+            check: Given the settings of its tables before anything is changed; what it raises
+                ends the attempt.
+            port: By which clients on this machine may find it from now on; 0 for none.
+            role: What this process is, for people who list the participants.
+
+        Returns:
+            The store; None if there is none, or nothing in it: its server was stopped, or died
+            before it was laid out.
+
+        Raises:
+            StoreExistsError: Its server lives, or another living server has the port.
+            StorePermissionError: Its files are not ours, or others have rights to them.
+            VersionMismatchError: It was made by a build with another layout.
+            TableCorruptedError: Its header, or what the dead server held, is damaged.
+            InvalidArgumentError: The name or the port is out of range.
+        """
+        segment.check_name(name)
+        port = _checked_port(port)
+        deadline = time.monotonic() + _TAKE_OVER_WAIT_S
+        while True:
+            try:
+                with _lock:
+                    _check_port_is_free(name, port)
+                    store = cls._take_over(name, check, role)
+                    if store is not None:
+                        store._native.creator_pid = os.getpid()
+                        store._native.port = port
+                    return store
+            except StoreExistsError:
+                # Somebody may just be giving back what the dead server held.
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_FIRST_PAUSE_S)
+
+    @classmethod
+    def _take_over(
+        cls, name: str, check: Callable[[list[TableConfig]], None], role: str
+    ) -> Store | None:
+        store = registered(name)
+        if store is not None:
+            return store._promote(check, role)
+        with ExitStack() as undo:
+            held = lease.lock_server(name, undo)
+            opened = None if held is None else segment.open_segment(name, undo)
+            if held is None or opened is None or opened[1].closed:
+                return None
+            # Nobody replaces or removes either file while byte 0 is held.
+            fd, native = opened
+            tables = segment.tables_of(name, native)
+            check(tables)
+            lease.take_entry_of_server(name, native, role)
+            store = cls(name, 0, tables, held, fd, native)
+            _attached.append(store)
+            _by_name[name] = store
+            undo.pop_all()
+            return store
+
+    def _promote(self, check: Callable[[list[TableConfig]], None], role: str) -> Store:
+        """Lets a process that is attached become the server."""
+        check(self._tables)
+        if self._serves or not self._lease.try_lock(0):
+            raise self._exists()
+        try:
+            lease.take_entry_of_server(self._name, self._native, role)
+        except BaseException:
+            self._lease.unlock(0)
+            raise
+        self._serves = True
+        return self.retain()
+
+    @classmethod
     def _attach(cls, name: str, role: str) -> Store | None:
         """One attempt to attach, which leaves nothing behind if it fails; None to try again."""
         with ExitStack() as undo:
             held = lease.open_living(name, undo)
-            opened = None if held.is_locked_whole() else _open_segment(name, undo)
+            opened = None if held.is_locked_whole() else segment.open_segment(name, undo)
             if opened is None:
                 return None
             fd, native = opened
@@ -237,8 +317,8 @@ class Store:
         if port == 0:
             raise InvalidArgumentError("Got port 0; expected the port of a server, 1 to 65535.")
         with _lock:
-            found = sorted((not served, name) for name, served in _stores_on(port))
-        return found[0][1] if found else None
+            found = ports.stores_on(port, _port_if_ours)
+        return min((not served, name) for name, served in found)[1] if found else None
 
     @property
     def native(self) -> NativeStore:
@@ -275,8 +355,8 @@ class Store:
 
     @property
     def is_creator(self) -> bool:
-        """Whether this process created the store."""
-        return self._number == 0 and not self.forked
+        """Whether this process is the server: it created the store, or took it over."""
+        return self._serves and not self.forked
 
     @property
     def forked(self) -> bool:
@@ -311,7 +391,7 @@ class Store:
             return self
 
     def release(self) -> None:
-        """Gives a reference back; the last one detaches, and unlinks if this is the creator.
+        """Gives a reference back; the last one detaches, and unlinks if this is the server.
 
         Does nothing in a process that got the store from its parent.
 
@@ -335,22 +415,24 @@ class Store:
             stack.callback(os.close, self._fd)
             stack.callback(self._lease.close)
             stack.callback(self._native.participant_clear, self._number)
-            if self._number == 0:
+            if self._serves:
+                stack.callback(self._native.participant_clear, 0)
                 stack.callback(self._close_and_unlink)
+        self._native.on_full = None
 
     def unlink(self) -> None:
-        """Closes the store for everybody and removes its name; only its creator may.
+        """Closes the store for everybody and removes its name; only its server may.
 
         Whoever is attached keeps the memory until it detaches; the name is free at once. Does
         nothing the second time, or in a process that got the store from its parent.
 
         Raises:
-            InvalidArgumentError: This process did not create the store.
+            InvalidArgumentError: This process is not the store's server.
         """
         with _lock:
             if self._is_foreign():
                 return
-            if self._number != 0:
+            if not self._serves:
                 raise InvalidArgumentError(
                     f"Got a request to remove store {self._name!r} from process {self._pid}, which"
                     " did not create it; expected one from its server. Stop that instead."
@@ -380,11 +462,24 @@ class Store:
                 for entry in self.native.participants()
             ]
 
+    def _is_ours(self, number: int) -> bool:
+        return number == self._number or (number == 0 and self._serves)
+
     def _lives(self, number: int) -> bool:
-        return number == self._number or self._lease.holder(number) is not None
+        return self._is_ours(number) or self._lease.holder(number) is not None
+
+    def _make_room(self) -> bool:
+        """Gives back what the dead held, for an allocation that found no room."""
+        try:
+            return self.reclaim_dead() > 0
+        except (ReverbError, OSError) as error:
+            _log.warning("a dead process held what cannot be given back: %s", error)
+            return False
 
     def reclaim_dead(self) -> int:
-        """Frees the sessions of participants that died; called each second by a server.
+        """Frees the sessions of participants that died.
+
+        A server does so each second, and every participant whose allocation found no room.
 
         Returns:
             How many sessions were freed.
@@ -400,7 +495,7 @@ class Store:
                 return sum(
                     self._reclaim(entry[0])
                     for entry in self._native.participants()
-                    if entry[0] != self._number
+                    if not self._is_ours(entry[0])
                 )
         finally:
             self.release()
@@ -412,6 +507,10 @@ class Store:
             return self._native.participant_reclaim(number)
         finally:
             self._lease.unlock(number)
+
+    def _exists(self) -> StoreExistsError:
+        holders = [*self._lease.holders(), f"this one, {os.getpid()}"]
+        return lease.exists(self._name, holders, served=self._lives(0))
 
     def _is_foreign(self) -> bool:
         # The process id also tells a child that was forked behind Python's back.
@@ -438,7 +537,12 @@ _attached: list[Store] = []
 _by_name: dict[str, Store] = {}
 
 
-def _registered(name: str) -> Store | None:
+def guard() -> AbstractContextManager[Any]:
+    """Keeps other threads of this process from opening and leaving stores, and so from leases."""
+    return _lock
+
+
+def registered(name: str) -> Store | None:
     """Returns this process's store of that name, unless its files were removed meanwhile."""
     store = _by_name.get(name)
     if store is not None and not store._is_current():
@@ -457,8 +561,15 @@ def _checked_port(port: Any) -> int:
     return number
 
 
+def _port_if_ours(name: str) -> tuple[int, bool] | None:
+    """The port of a store that this process is attached to, and whether its server lives."""
+    store = registered(name)
+    return None if store is None else (store._native.port, store._lives(0))
+
+
 def _check_port_is_free(name: str, port: int) -> None:
-    taken = [other for other, served in _stores_on(port, besides=name) if served]
+    others = ports.stores_on(port, _port_if_ours) if port else []
+    taken = [other for other, served in others if served and other != name]
     if taken:
         raise StoreExistsError(
             f"Got port {port} for store {name!r}, which the living server of store {taken[0]!r}"
@@ -478,50 +589,6 @@ def _remove_stale_segment(name: str) -> None:
     segment.remove(shared_name)
 
 
-# --- attaching ----------------------------------------------------------------------------------
-
-
-def _open_segment(name: str, undo: ExitStack) -> tuple[int, NativeStore] | None:
-    """Opens and maps a store's segment; None if it is not laid out or has gone."""
-    shared_name = segment.segment_name(name)
-    try:
-        fd = segment.open_shared(shared_name)
-    except FileNotFoundError:  # being created or removed: the lease was there
-        return None
-    undo.callback(os.close, fd)
-    native = segment.map_segment(shared_name, fd)
-    return None if native is None else (fd, native)
-
-
-def _stores_on(port: int, besides: str = "") -> list[tuple[str, bool]]:
-    """Name of each other store in use that has this port, and whether its server lives."""
-    found: list[tuple[str, bool]] = []
-    for name in segment.store_names() if port else []:
-        if name == besides:
-            continue
-        try:
-            served = _served_on(name, port)
-        except (ReverbError, OSError) as error:
-            # Not ours, of another version, damaged, or going away: none that we could attach to.
-            _log.debug("passed over store %r while looking for port %d: %s", name, port, error)
-            continue
-        if served is not None:
-            found.append((name, served))
-    return found
-
-
-def _served_on(name: str, port: int) -> bool | None:
-    """Whether the server lives, of a store that has this port and is in use; else None."""
-    store = _registered(name)
-    if store is not None:
-        return store._lives(0) if store._native.port == port else None
-    with ExitStack() as undo:
-        opened = _open_segment(name, undo)
-        if opened is None or opened[1].closed or opened[1].port != port:
-            return None
-        return lease.open_living(name, undo).holder(0) is not None
-
-
 # --- forking and exiting ------------------------------------------------------------------------
 
 
@@ -538,15 +605,20 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
-    """Removes the stores that this process created and did not stop.
+    """Removes the stores that this process serves and did not stop, and leaves all others.
 
-    Of others it is still a participant, and stays one in their books: its sessions are still
-    open, and whoever sees that it has died frees both.
+    Of one in which it has open sessions, such as those of a writer, it stays a participant in the
+    books: threads may still work in them, and whoever sees that it has died frees both.
     """
     with _lock:
-        for store in _attached:
-            if store._number == 0 and not store._is_foreign():
+        for store in _attached.copy():
+            if store._is_foreign():
+                continue
+            if store._serves:
                 store._close_and_unlink()
+            elif all(entry[0] != store._number for entry in sessions(store._native)):
+                store._references = 0
+                store._detach()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

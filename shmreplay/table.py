@@ -417,6 +417,11 @@ class Table:
             return self._handle.info()
         return self._config.info(reverb_types.TableCounts())
 
+    @property
+    def requested_stripes(self) -> int | None:
+        """The number of stripes that was asked for; None where the default was taken."""
+        return self._requested_stripes
+
     def config(self) -> TableConfig:
         """Returns the settings as plain numbers and strings."""
         return self._config

@@ -16,7 +16,7 @@ from typing import Any
 from shmreplay import _native, errors, limits, tree
 from shmreplay._native import TrajectoryColumn, WriterCore
 from shmreplay.binding_support import check_new_structure
-from shmreplay.connection import Connection
+from shmreplay.connection import Connection, WaitLog
 from shmreplay.item_schema import Leaf
 from shmreplay.spec import TensorSpec, as_spec, dtype_code
 
@@ -139,7 +139,7 @@ class TrajectoryWriter(WriterCore):
     def _wait_for(self, n: int, timeout_s: float | None, what: str) -> None:
         """Waits until at most n items are held back."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        log_at = time.monotonic() + limits.WAIT_LOG_AFTER_S
+        log = WaitLog(lambda: f"{what}: {self._describe_wait()}")
         if self.pending and self._error is None:
             self.window_grew()
         while True:
@@ -156,9 +156,7 @@ class TrajectoryWriter(WriterCore):
                 # Python checks for signals between the slices.
                 left = limits.WAIT_SLICE_MS / 1000
                 self._changed.wait(left if end is None else min(left, end - now))
-            if time.monotonic() >= log_at:
-                log_at = time.monotonic() + 2 * limits.WAIT_LOG_AFTER_S
-                _native.logger.warning("%s waits: %s", what, self._describe_wait())
+            log.tick()
 
     def _describe_wait(self) -> str:
         table = self.pending_table()

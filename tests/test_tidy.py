@@ -35,12 +35,16 @@ LAYERS = [
     {"_native"},
     {"item_schema", "segment"},
     {"lease"},
+    {"ports"},
     {"store"},
+    {"recovery"},
     {"address", "connection"},
     {"batches", "sampler", "trajectory_writer"},
     {"structured_writer", "writer"},
     {"client", "structured"},
-    {"server"},
+    {"server", "dump"},
+    {"cli"},
+    {"__main__"},
 ]
 
 # The same for the core, where a name without a suffix stands for header and source: a header knows
@@ -58,7 +62,7 @@ CORE_LAYERS = [
     {"stripe", "stripe_rebuild.c", "limiter", "reach"},
     {"evict", "lock_all"},
     {"repair.c"},
-    {"insert.c", "sample.c", "keys.c", "session.c", "store.c", "check.c"},
+    {"insert.c", "sample.c", "keys.c", "session.c", "store.c", "check.c", "inspect.c"},
 ]
 
 # Why: a condition variable hangs whoever notifies after a waiter was killed; a file that is only

@@ -23,13 +23,14 @@ cdef extern from "_core/shmreplay.h" nogil:
     ctypedef struct sr_header:
         uint64_t generation, capacity_bytes, config_off, config_bytes, creator_pid
         uint32_t n_participants, n_sessions, n_tables, n_arenas
-        uint64_t participants_off
+        uint64_t participants_off, sessions_off
     ctypedef struct sr_participant:
         uint32_t pid
         uint64_t start_ticks, pid_namespace, attached_ns
         char role[32]
     ctypedef struct sr_session:
-        pass
+        uint32_t state, participant, busy, kind, ledger_used
+        uint64_t borrowed_ns
     ctypedef struct sr_store:
         char *base
         uint64_t bytes
@@ -145,6 +146,19 @@ cdef extern from "_core/shmreplay.h" nogil:
     const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c)
     int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
                   char **dst, const uint64_t *bytes, uint32_t *bad)
+    void sr_peek_store(const sr_store *st, sr_store_stats *out)
+    int sr_peek_table(const sr_store *st, uint32_t table, sr_table_info *out)
+    uint32_t sr_peek_stripes(const sr_store *st, uint32_t table)
+    uint64_t sr_peek_slots(const sr_store *st, uint32_t table, uint32_t stripe)
+    int sr_peek_slot(const sr_store *st, uint32_t table, uint32_t stripe, uint32_t slot,
+                     sr_sampled *out, uint64_t *seq)
+    int sr_peek_same(const sr_store *st, uint32_t table, uint32_t stripe, uint32_t slot,
+                     const sr_sampled *item)
+    int sr_peek_columns(const sr_store *st, const sr_sampled *item)
+    int sr_peek_column(const sr_store *st, const sr_sampled *item, uint32_t c,
+                       uint32_t *length_flags, uint64_t *nbytes)
+    int sr_peek_copy(const sr_store *st, const sr_sampled *item, uint32_t c, char *dst,
+                     uint64_t nbytes)
     int sr_check(sr_store *st, uint32_t table, char *why, uint64_t why_bytes)
 
 cdef extern from "Python.h":

@@ -26,7 +26,7 @@ cdef uint32_t wait_slice_ms(double deadline) noexcept:
 
 @cython.final
 cdef class WaitLog:
-    """Says once, after five seconds, what a call waits for; then each time the wait has doubled."""
+    """Says after five seconds what a call waits for, and then every thirty."""
 
     cdef double next_at, started
     cdef object describe
@@ -39,7 +39,7 @@ cdef class WaitLog:
     cdef int tick(self) except -1:
         cdef double now = monotonic()
         if now >= self.next_at:
-            self.next_at = now + 2 * (now - self.started)
+            self.next_at = now + WAIT_LOG_EVERY_S
             logger.warning("waiting for %.1f s: %s", now - self.started, self.describe())
         return 0
 
@@ -59,8 +59,11 @@ cdef class Session:
         cdef int rc
         with nogil:
             rc = sr_session_open(&store.st, store.participant, kind, &self.ses)
+        if store.swept(rc):
+            with nogil:
+                rc = sr_session_open(&store.st, store.participant, kind, &self.ses)
         if rc != SR_OK:
-            raise_status(rc, "opening a session")
+            raise_status(rc, "opening a session", store)
         self.open = True
 
     def __dealloc__(self):
@@ -180,6 +183,7 @@ cdef class Session:
         cdef double deadline = deadline_of(timeout)
         cdef uint32_t done = 0, seq = 0, slice_ms
         cdef int rc
+        cdef bint swept = False
         cdef WaitLog log = None
         while True:
             with nogil:
@@ -189,7 +193,11 @@ cdef class Session:
                 return b
             if rc != SR_WOULD_BLOCK:
                 self.interrupted = b
-                raise_status(rc, "sampling")
+                if not swept and self.store.swept(rc):
+                    swept = True
+                    self.interrupted = None
+                    continue
+                raise_status(rc, "sampling", self.store)
             slice_ms = wait_slice_ms(deadline)
             if slice_ms == 0:
                 if b.n > 0:
@@ -239,8 +247,10 @@ cdef class Session:
             got += 1
             with nogil:
                 rc = sr_episode_new(&self.ses, episode_id, &episode, positions)
+            if self.store.swept(rc):
+                rc = sr_episode_new(&self.ses, episode_id, &episode, positions)
             if rc != SR_OK:
-                raise_status(rc, "insert_batch")
+                raise_status(rc, "insert_batch", self.store)
             try:
                 self.insert_rows(table, bufs, n_cols, n, schema, timeout, describe, episode)
             finally:
@@ -285,6 +295,9 @@ cdef class Session:
         try:
             with nogil:
                 rc = sr_block_new(&self.ses, n_cols, row_bytes, rows, &block, &position)
+            if self.store.swept(rc):
+                rc = sr_block_new(&self.ses, n_cols, row_bytes, rows, &block, &position)
+            with nogil:
                 if rc == SR_OK:
                     for i in range(n_cols):
                         sr_copy(
@@ -298,7 +311,8 @@ cdef class Session:
                         items[i].priority = prio[i]
                         items[i].schema = schema
             if rc != SR_OK:
-                raise_status(rc, f"insert_batch (after {at} rows)" if at else "insert_batch")
+                raise_status(
+                    rc, f"insert_batch (after {at} rows)" if at else "insert_batch", self.store)
             try:
                 self.insert_items(table, items, rows, keys, at, timeout, deadline, describe)
             finally:
@@ -312,6 +326,7 @@ cdef class Session:
                           object describe) except -1:
         cdef uint32_t total = 0, done = 0, seq = 0, slice_ms
         cdef int rc
+        cdef bint swept = False
         cdef WaitLog log = None
         while True:
             with nogil:
@@ -321,9 +336,13 @@ cdef class Session:
             if rc == SR_OK:
                 return 0
             if rc != SR_WOULD_BLOCK:
+                if not swept and self.store.swept(rc):
+                    swept = True
+                    continue
                 raise_status(
                     rc,
-                    f"inserting (after {before + total} items)" if before + total else "inserting")
+                    f"inserting (after {before + total} items)" if before + total else "inserting",
+                    self.store)
             slice_ms = wait_slice_ms(deadline)
             if slice_ms == 0:
                 raise errors.DeadlineExceededError(
@@ -370,6 +389,7 @@ cdef class Batch:
         appended to the list.
         """
         self.on_release = on_release
+        self.session.ses.shared.borrowed_ns = <uint64_t>time_ns()
 
     cdef int extend_to(self, uint32_t n) except -1:
         cdef sr_sampled *items = <sr_sampled *>realloc(self.items, max(n, 1) * sizeof(sr_sampled))
@@ -395,6 +415,7 @@ cdef class Batch:
         with nogil:
             rc = sr_release(&self.session.ses, self.n, positions)
         free(positions)
+        self.session.ses.shared.borrowed_ns = 0
         return rc
 
     def release(self):

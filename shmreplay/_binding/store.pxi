@@ -17,23 +17,30 @@ def note_fork():
     _fork_count += 1
 
 
-cdef raise_status(int rc, str what):
-    """Turn a status of the core into the exception it stands for."""
+cdef raise_status(int rc, str what, Store store=None):
+    """Turn a status of the core into the exception it stands for.
+
+    Given the store, an error for want of memory says who pins some.
+    """
+    pins = ""
+    if store is not None and (rc == SR_FULL or rc == SR_NOSPACE):
+        pins = describe_borrowers(borrowers(store))
     cdef sr_detail *d = sr_last_detail()
     if rc == SR_FULL:
         raise errors.ArenaFullError(
             f"{what}: the store is full: {d.asked} bytes asked for, {d.available} available "
             "within its capacity. "
-            "Give the server a larger capacity=, a smaller table max_size, or delete items.")
+            f"Give the server a larger capacity=, a smaller table max_size, or delete items.{pins}")
     if rc == SR_NOSPACE:
         raise errors.ArenaFullError(
             f"{what}: the file system behind shared memory (/dev/shm) is full: {d.asked} bytes "
             "asked for. "
             "Free space there or enlarge it (Docker: --shm-size), or give the server a smaller "
-            "capacity=.")
+            f"capacity=.{pins}")
     if rc == SR_CLOSED:
         raise errors.ServerClosedError(
-            f"{what}: the server has closed this store; start it again and attach anew.")
+            f"{what}: the server has closed this store: its memory and its items are gone. Once it "
+            "runs again, a Client goes on with its next call; make new writers and samplers of it.")
     if rc == SR_CORRUPT:
         raise errors.TableCorruptedError(
             f"{what}: what the table holds contradicts itself, and repairing it did not help; it "
@@ -114,6 +121,8 @@ cdef class Store:
     cdef sr_store st
     cdef int fork_count
     cdef readonly uint32_t participant
+    # Called when an allocation found no room: gives back what the dead held, says if that was any.
+    cdef public object on_full
 
     def __cinit__(self, int fd, uint64_t nbytes):
         memset(&self.st, 0, sizeof(self.st))
@@ -177,6 +186,12 @@ cdef class Store:
         if rc != SR_OK:
             raise_status(rc, "attaching to the store")
         return True
+
+    cdef bint swept(self, int rc) except -1:
+        """After a status: is it that something has no room, and did the dead give some back?"""
+        if (rc != SR_FULL and rc != SR_NOSPACE and rc != SR_LIMIT) or self.on_full is None:
+            return False
+        return self.on_full()
 
     def close_server(self):
         """Mark the store closed and wake everybody who waits."""
@@ -349,8 +364,10 @@ cdef class Store:
         self.usable()
         cdef uint32_t number
         cdef int rc = sr_schema_intern(&self.st, <const char *>json, len(json), &number)
+        if self.swept(rc):
+            rc = sr_schema_intern(&self.st, <const char *>json, len(json), &number)
         if rc != SR_OK:
-            raise_status(rc, "recording an item structure")
+            raise_status(rc, "recording an item structure", self)
         return number
 
     def schema_text(self, uint32_t number):

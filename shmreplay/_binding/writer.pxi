@@ -906,26 +906,29 @@ cdef class WriterCore:
             rc = sr_episode_new(
                 &self.session.ses, self.episode_base + self.episodes, &self.episode,
                 &self.episode_position)
+            if self.session.store.swept(rc):
+                rc = sr_episode_new(
+                    &self.session.ses, self.episode_base + self.episodes, &self.episode,
+                    &self.episode_position)
             if rc != SR_OK:
                 self.episode = 0
-                raise_status(rc, "append")
+                raise_status(rc, "append", self.session.store)
         if group.block != 0 and group.rows < group.rows_cap:
             return 0
         if group.block != 0:
             self.seal(group)
+        # A writer that does not learn of it elsewhere, as it makes no items.
+        if sr_store_is_closed(&self.session.store.st):
+            raise_status(SR_CLOSED, "append")
         cdef uint32_t rows = self.rows_for(group)
         cdef uint64_t block = 0
         cdef uint32_t position = 0
-        with nogil:
-            rc = sr_block_new(&self.session.ses, group.n, group.row_bytes, rows, &block, &position)
-        if rc != SR_OK and rows > 1 and (rc == SR_FULL or rc == SR_NOSPACE):
-            # Short of memory: a block for this one row may still fit.
-            rows = 1
-            with nogil:
-                rc = sr_block_new(
-                    &self.session.ses, group.n, group.row_bytes, rows, &block, &position)
+        rc = self.new_block(group, &rows, &block, &position)
+        if self.session.store.swept(rc):
+            rows = self.rows_for(group)
+            rc = self.new_block(group, &rows, &block, &position)
         if rc != SR_OK:
-            raise_status(rc, "append")
+            raise_status(rc, "append", self.session.store)
         cdef Held held = Held.__new__(Held)
         held.block = block
         held.position = position
@@ -934,6 +937,20 @@ cdef class WriterCore:
         group.rows = 0
         group.rows_cap = rows
         return 0
+
+    cdef int new_block(self, Group group, uint32_t *rows, uint64_t *block,
+                       uint32_t *position) noexcept:
+        cdef sr_ses *ses = &self.session.ses
+        cdef uint32_t n = group.n
+        cdef uint64_t *row_bytes = group.row_bytes
+        cdef int rc
+        with nogil:
+            rc = sr_block_new(ses, n, row_bytes, rows[0], block, position)
+            if rows[0] > 1 and (rc == SR_FULL or rc == SR_NOSPACE):
+                # Short of memory: a block for this one row may still fit.
+                rows[0] = 1
+                rc = sr_block_new(ses, n, row_bytes, 1, block, position)
+        return rc
 
     cdef uint32_t rows_for(self, Group group):
         cdef Column c
@@ -1103,10 +1120,12 @@ cdef class WriterCore:
                 item.schema = plan.schema
                 item.priority = p
                 rc = self.refer_and_insert(t, leaves, &item, &position, &key, not self.pending)
+                if self.session.store.swept(rc):
+                    rc = self.refer_and_insert(t, leaves, &item, &position, &key, not self.pending)
                 if rc == SR_OK:
                     return key
                 if rc != SR_WOULD_BLOCK:
-                    raise_status(rc, "create_item")
+                    raise_status(rc, "create_item", self.session.store)
                 self.hold_back(t, &item, position)
             finally:
                 self.leave()
@@ -1184,6 +1203,8 @@ cdef class WriterCore:
             item.schema = plan.schema
             with nogil:
                 rc = sr_insert(&self.session.ses, t, 1, &item, key, &done, &seq)
+            if rc == SR_FULL or rc == SR_NOSPACE:
+                return SR_WOULD_BLOCK  # nothing was done: the long way looks for room
             if rc != SR_OK and rc != SR_WOULD_BLOCK:
                 raise_status(rc, "create_item")
             return rc
@@ -1231,6 +1252,8 @@ cdef class WriterCore:
             item.schema = plan.schema
             item.priority = priority
             rc = self.refer_and_insert(t, leaves, &item, &position, &key, True)
+            if self.session.store.swept(rc):
+                rc = self.refer_and_insert(t, leaves, &item, &position, &key, True)
             if rc == SR_WOULD_BLOCK:
                 try:
                     self.session.insert_items(
@@ -1238,7 +1261,7 @@ cdef class WriterCore:
                 finally:
                     self.drop_position(position)
             elif rc != SR_OK:
-                raise_status(rc, "insert")
+                raise_status(rc, "insert", self.session.store)
             return key
         finally:
             self.leave()
@@ -1291,8 +1314,10 @@ cdef class WriterCore:
                     rc = sr_insert(&self.session.ses, w.table, 1, &w.item, &key, &done, &seq)
                 if rc == SR_WOULD_BLOCK:
                     return w.table, seq
+                if self.session.store.swept(rc):
+                    continue
                 if rc != SR_OK:
-                    raise_status(rc, "inserting a held-back item")
+                    raise_status(rc, "inserting a held-back item", self.session.store)
                 self.pending.popleft()
                 self.drop_position(w.position)
             return None

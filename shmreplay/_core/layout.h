@@ -132,7 +132,8 @@ typedef struct {
     int32_t owed_inserts, owed_samples; /* done in the stripes, not counted yet */
     int32_t owed_deletes;     /* the same; negative: counted, and still to be evicted */
     uint64_t owed_epoch;      /* the table's epoch then: a reset has settled what is older */
-    uint64_t _pad0;
+    /* Since when its batch is lent to the user (CLOCK_REALTIME); 0: none is. For people. */
+    _Atomic uint64_t borrowed_ns;
     _Atomic uint64_t inserts, samples, updates, bytes_in; /* statistics, owner only */
     /* The ledger until it grows: a session needs no memory to begin with, so that a store which is
      * full can still be sampled from, deleted from and reset. */

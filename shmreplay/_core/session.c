@@ -43,6 +43,7 @@ int sr_participant_in_use(const sr_store *st, uint32_t number) {
 
 /* Free a place for the next. Nobody but its owner (or who reclaims it) comes here. */
 static void vacate(sr_session *s) {
+    atomic_store_explicit(&s->borrowed_ns, 0, memory_order_relaxed);
     s->participant = SR_NONE; /* so that a claim by another is never taken for one of this owner */
     /* SYNC POINT: release: the next owner sees all that this one did. */
     atomic_store_explicit(&s->state, 0, memory_order_release);

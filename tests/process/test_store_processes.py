@@ -66,6 +66,10 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
+# What another process does not let go of before it ends.
+STILL_OPEN: list[Any] = []
+
+
 class Puppet:
     """What happens in another process: its methods are called from the test by `Other`."""
 
@@ -80,6 +84,10 @@ class Puppet:
     def open(self, name: str, **options: Any) -> int:
         self.stores[name] = Store.open(name, **options)
         return self.stores[name].participant
+
+    def open_session(self, name: str) -> None:
+        native = self.stores[name].native
+        STILL_OPEN.append(_native.Session(native, _native.SESSION_WRITER))
 
     def release(self, name: str) -> None:
         self.stores.pop(name).release()
@@ -826,8 +834,19 @@ def test_a_client_that_does_not_close(name: str, others: Callable[..., Other]) -
     other = others("spawn")
     created = Store.create(name, TABLES, capacity=2 * MIB)
     other.call("open", name)
+    assert [each.alive for each in created.participants()] == [True, True]
     other.end()
-    # Its sessions, had it any, would be open, so it stays in the books until they are freed.
+    # It had no sessions, so that its exit could clear its entry.
+    assert [each.number for each in created.participants()] == [0]
+
+
+def test_a_client_that_exits_with_a_session(name: str, others: Callable[..., Other]) -> None:
+    other = others("spawn")
+    created = Store.create(name, TABLES, capacity=2 * MIB)
+    other.call("open", name)
+    other.call("open_session", name)
+    other.end()
+    # A thread of it might still have worked in the session: it is left to whoever cleans up.
     assert [each.alive for each in created.participants()] == [True, False]
     created.reclaim_dead()
     assert [each.number for each in created.participants()] == [0]

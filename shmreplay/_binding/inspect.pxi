@@ -1,0 +1,103 @@
+# Looking at a store without its locks, also at one that is damaged or that nobody serves.
+
+
+def peek_store(Store store):
+    """Bytes by use, as `Store.stats`, of no single moment and without locks."""
+    store.usable()
+    cdef sr_store_stats s
+    sr_peek_store(&store.st, &s)
+    return {
+        "capacity_bytes": s.capacity, "committed_bytes": s.committed, "fixed_bytes": s.fixed,
+        "arena_committed_bytes": s.arena_committed, "arena_used_bytes": s.arena_used,
+        "arena_free_bytes": s.arena_free, "arena_allocations": s.arena_allocs, "dirty": s.dirty,
+        "closed": s.closed,}
+
+
+def peek_table(Store store, uint32_t table):
+    """Counters of a table, as `Store.table_info`, without locks."""
+    store.usable()
+    cdef sr_table_info i
+    if sr_peek_table(&store.st, table, &i) != SR_OK:
+        raise errors.TableCorruptedError(f"table {table} is not in the store")
+    return {
+        "size": i.size, "inserts": i.inserts, "samples": i.samples, "deletes": i.deletes,
+        "pending": i.pending, "num_episodes": i.num_episodes,
+        "num_unique_samples": i.num_unique_samples, "sample_waiters": i.sample_waiters,
+        "insert_waiters": i.insert_waiters, "poisoned": i.poisoned,}
+
+
+def peek_items(Store store, uint32_t table):
+    """Where a table's items lie, without locks: (insertion number, stripe, slot) of each."""
+    store.usable()
+    cdef list out = []
+    cdef sr_sampled item
+    cdef uint64_t seq = 0
+    cdef uint32_t k, i
+    for k in range(sr_peek_stripes(&store.st, table)):
+        for i in range(<uint32_t>sr_peek_slots(&store.st, table, k)):
+            if sr_peek_slot(&store.st, table, k, i, &item, &seq):
+                out.append((seq, k, i))
+    return out
+
+
+def peek_item(Store store, uint32_t table, uint32_t stripe, uint32_t slot):
+    """What a slot holds, without locks: None if there is no item, or it went meanwhile.
+
+    Else (insertion number, key, priority, times_sampled, inserted_ns, schema, columns), where
+    columns is a list of (length, squeezed, rows as bytes), or None where they cannot be read.
+    """
+    store.usable()
+    cdef sr_sampled item
+    cdef uint64_t seq = 0, nbytes = 0
+    cdef uint32_t length_flags = 0
+    cdef int c, n
+    cdef bint whole = True
+    cdef bytes rows
+    cdef list columns = []
+    if not sr_peek_slot(&store.st, table, stripe, slot, &item, &seq):
+        return None
+    n = sr_peek_columns(&store.st, &item)
+    for c in range(n):
+        if sr_peek_column(&store.st, &item, c, &length_flags, &nbytes) != SR_OK:
+            whole = False
+            break
+        rows = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>nbytes)
+        if sr_peek_copy(&store.st, &item, c, PyBytes_AS_STRING(rows), nbytes) != SR_OK:
+            whole = False
+            break
+        columns.append(
+            (length_flags & ~SR_COL_SQUEEZED, bool(length_flags & SR_COL_SQUEEZED), rows))
+    if not sr_peek_same(&store.st, table, stripe, slot, &item):
+        return None
+    return (
+        seq, item.key, item.priority, item.times_sampled, item.inserted_ns, item.schema,
+        columns if whole and n > 0 else None)
+
+
+cdef sr_session *session_entry(Store store, uint32_t i):
+    return <sr_session *>(store.st.base + store.st.hdr.sessions_off) + i
+
+
+def sessions(Store store):
+    """Places in use: (participant, kind, busy, references held, lent since in ns or 0)."""
+    store.usable()
+    cdef list out = []
+    cdef sr_session *s
+    cdef uint32_t i
+    for i in range(store.st.hdr.n_sessions):
+        s = session_entry(store, i)
+        if s.state != 0:
+            out.append((s.participant, s.kind, s.busy, s.ledger_used, s.borrowed_ns))
+    return out
+
+
+def borrowers(Store store):
+    """Batches that are lent: (process id, role, items, since in ns) each, the oldest first."""
+    cdef dict who = {entry[0]: (entry[1], entry[5]) for entry in store.participants()}
+    cdef list out = []
+    for participant, _, _, items, since in sessions(store):
+        if since != 0:
+            pid, role = who.get(participant, (0, "unknown"))
+            out.append((pid, role, items, since))
+    out.sort(key=lambda entry: entry[3])
+    return out
