@@ -49,7 +49,7 @@ OPEN_TIMEOUT_S: Final = 10.0
 
 _MAX_PORT: Final = 65535
 # Seconds in which a byte of the lease may be taken by somebody who cleans up after the dead.
-_TAKE_OVER_WAIT_S: Final = 1.0
+_TAKE_OVER_WAIT_S: Final = 0.5
 # Pauses between looks at a store that is being laid out.
 _FIRST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
