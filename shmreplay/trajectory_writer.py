@@ -147,6 +147,8 @@ class TrajectoryWriter(WriterCore):
                 self._raise_error()
                 if len(self.pending) <= n:
                     return
+                if self._thread is None:  # it told another of those who wait what ended it
+                    self.window_grew()
                 now = time.monotonic()
                 if end is not None and now >= end:
                     raise errors.DeadlineExceededError(
