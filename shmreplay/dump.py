@@ -82,11 +82,11 @@ def dump_table(native: Store, number: int, limit: int | None = None) -> Dump:
     structures: dict[int, _Structure | None] = {}
     items: list[_Item] = []
     unreadable = 0
-    for _, stripe, slot in sorted(peek_items(native, number)):
+    for seq, stripe, slot in sorted(peek_items(native, number)):
         if limit is not None and len(items) + unreadable >= limit:
             break
         item = peek_item(native, number, stripe, slot)
-        if item is None:
+        if item is None or item[0] != seq:  # it has gone, or another took its slot
             continue
         schema, columns = item[5], item[6]
         if schema not in structures:

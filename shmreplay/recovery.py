@@ -22,6 +22,7 @@ from shmreplay.errors import (
     StoreExistsError,
     StoreNotFoundError,
     TableCorruptedError,
+    VersionMismatchError,
 )
 from shmreplay.lease import Lease, Participant
 from shmreplay.store import Store
@@ -31,6 +32,7 @@ __all__ = [
     "CLIENTS_ONLY",
     "DAMAGED",
     "DEAD",
+    "OTHER_VERSION",
     "SERVED",
     "STARTING",
     "STOPPED",
@@ -52,6 +54,7 @@ DEAD: Final = "dead"
 STARTING: Final = "starting"
 STOPPED: Final = "stopped"
 DAMAGED: Final = "damaged"
+OTHER_VERSION: Final = "other version"
 
 
 # --- taking over --------------------------------------------------------------------------------
@@ -138,11 +141,12 @@ class Look(NamedTuple):
     name: str
     state: str
     """``SERVED``, ``CLIENTS_ONLY`` (its server died), ``DEAD`` (all died), ``STARTING`` (not laid
-    out yet), ``STOPPED`` (by its server, which did not remove it) or ``DAMAGED``."""
+    out yet), ``STOPPED`` (by its server, which did not remove it), ``DAMAGED``, or
+    ``OTHER_VERSION`` (made by a build that lays memory out in another way)."""
     problem: str
-    """Why it is ``DAMAGED``."""
+    """Why it is one of the last two."""
     native: NativeStore | None
-    """The store, unless it is ``DAMAGED`` or ``STARTING``; valid while the look lasts."""
+    """The store where it can be read; valid while the look lasts."""
     tables: list[TableConfig]
     participants: list[Participant]
 
@@ -169,6 +173,9 @@ def look(name: str) -> Iterator[Look]:
             ours = store.registered(name)
             held = None if ours is not None else _open_lease(name, undo)
             opened = (0, ours.native) if ours is not None else segment.open_segment(name, undo)
+        except VersionMismatchError as error:
+            yield Look(name, OTHER_VERSION, str(error), None, [], [])
+            return
         except (ReverbError, OSError) as error:
             yield Look(name, DAMAGED, str(error), None, [], [])
             return
@@ -223,6 +230,8 @@ def check(name: str) -> None:
     with look(name) as found:
         if found.state == DAMAGED:
             raise TableCorruptedError(found.problem)
+        if found.state == OTHER_VERSION:
+            raise VersionMismatchError(found.problem)
         if found.native is None:
             raise StoreNotFoundError(
                 f"Got the store name {name!r}, but there is no store of it; expected one of"
@@ -302,17 +311,22 @@ def _remove_if_dead(name: str) -> Removed | None:
     segment.check_name(name)
     shared = segment.segment_name(name)
     path, of_lease = segment.path_of(shared), segment.path_of(shared + segment.LEASE_SUFFIX)
-    before = os.lstat(of_lease).st_ino if os.path.lexists(of_lease) else None
-    if before is None and not os.path.lexists(path):
-        return None
     with store.guard(), ExitStack() as undo:
         if store.registered(name) is not None:
             return None
-        lease.lock_new(name, undo)  # and removes it at the end
-        try:
+        if os.path.lexists(of_lease):
+            held = _open_lease(name, undo)
+            if held is None or not held.try_lock_all() or not held.is_current():
+                return None  # in use, or somebody else has just removed it
+        elif os.path.lexists(path):
+            held = lease.lock_new(name, undo)
+        else:
+            return None
+        nbytes = 0
+        if os.path.lexists(path):  # else it is a lease alone
             status = os.lstat(path)
-        except FileNotFoundError:  # a lease alone, unless another process has just removed both
-            return Removed(name, 0) if os.lstat(of_lease).st_ino == before else None
-        segment.check_owner(shared, status)
-        segment.remove(shared)
-        return Removed(name, 512 * status.st_blocks)
+            segment.check_owner(shared, status)
+            segment.remove(shared)
+            nbytes = 512 * status.st_blocks
+        held.remove()
+        return Removed(name, nbytes)

@@ -333,6 +333,68 @@ def test_a_child_that_ends_normally(server: reverb.Server) -> None:
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "os._exit(7)",
+        "os.execv('/bin/sh', ['sh', '-c', 'exit 7'])",
+        "sys.exit(7)",
+        "atexit.register(client.insert, {'x': 1.0}, {'t': 1.0}); sys.exit(7)",
+        "os.kill(os.getpid(), 9)",
+        "raise KeyError",
+        "del writer, items, borrowed, client, server; gc.collect(); os._exit(7)",
+        "server.stop(); writer.close(); client.close(); server.__exit__(None, None, None)",
+    ],
+)
+def test_a_parent_is_untouched_whatever_its_child_does(ending: str) -> None:
+    code = f"""
+        import atexit, gc, os, subprocess, sys
+        import numpy as np
+        import shmreplay as reverb
+        from shmreplay import rate_limiters, selectors
+
+        limiter = rate_limiters.MinSize(1)
+        table = reverb.Table("t", selectors.Uniform(), selectors.Fifo(), 100, limiter)
+        server = reverb.Server([table], capacity=8 << 20)
+        client = server.localhost_client()
+        client.insert_batch("t", {{"x": np.arange(4.0)}})
+        writer = client.trajectory_writer(3)
+        writer.append({{"x": 1.0}})
+        borrowed = client.borrow("t", 3)
+        items = borrowed.__enter__()
+        seen = [float(item.data["x"]) for item in items]
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            {ending}
+        os.waitpid(child, 0)
+        # Also one that was not forked by Python.
+        subprocess.run(["/bin/true"], check=True)
+        server._connection.store.reclaim_dead()
+        (me,) = server._connection.store.participants()
+        assert me.alive and me.pid == os.getpid()
+        # Others see it as alive.
+        look = "import sys; from shmreplay import recovery, cli; sys.exit(cli.main(['check', "
+        subprocess.run([sys.executable, "-c", look + repr(server.name) + "]))"], check=True)
+        assert [float(item.data["x"]) for item in items] == seen
+        assert server.stats()["borrowed_items"] == 3
+        del items
+        borrowed.__exit__(None, None, None)
+        writer.append({{"x": 4.0}})
+        writer.create_item("t", 1.0, {{"x": writer.history["x"][-1]}})
+        assert len(client.sample_batch("t", 5).info.key) == 5
+        writer.close()
+        client.check()
+        assert os.path.exists(f"/dev/shm/shmreplay.{{os.geteuid()}}.{{server.name}}.lease")
+        server.stop()
+        print("done")
+    """
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("done\n")
+
+
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
@@ -535,6 +597,69 @@ def test_closing_a_writer_from_another_thread(
     client.check()
 
 
+def test_closing_everything_in_use(server: reverb.Server) -> None:
+    """Each call that meets the closing raises an error of ours or ends well; none crashes."""
+    for _ in range(20):
+        client = server.localhost_client()
+        client.insert_batch("t", rows(1, 2, 3))
+        writer = client.trajectory_writer(2)
+        sampler = client.sampler("t", 2)
+        busy = threading.Barrier(8)
+
+        def hammer(call: Callable[[], Any], ends: list[str], busy: threading.Barrier) -> None:
+            def forever() -> None:
+                try:
+                    call()
+                except BaseException:
+                    busy.abort()
+                    raise
+                busy.wait(DEADLINE)
+                while True:
+                    call()
+
+            ends.append(how_it_ends(forever))
+
+        def write(writer: reverb.TrajectoryWriter) -> None:
+            writer.append({"x": 1})
+            writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
+
+        def borrow_some(client: reverb.Client) -> None:
+            with client.borrow("t", 3) as items:
+                items[0].data["x"].sum()
+
+        calls: list[Callable[[], Any]] = [
+            lambda: write(writer),  # noqa: B023 - ends before the next round
+            lambda: next(sampler),  # noqa: B023
+            lambda: borrow_some(client),  # noqa: B023
+            lambda: client.insert_batch("t", rows(1, 2)),  # noqa: B023
+            lambda: client.mutate_priorities("t", {1: 1.0}, [1]),  # noqa: B023
+            lambda: list(client.sample("t", 2, emit_timesteps=False)),  # noqa: B023
+            lambda: client.stats(),  # noqa: B023
+        ]
+        ends: list[str] = []
+        threads = [
+            threading.Thread(target=hammer, args=(call, ends, busy), daemon=True) for call in calls
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            busy.wait(DEADLINE)
+        except threading.BrokenBarrierError:
+            pytest.fail(f"a call failed before anything was closed: {ends}")
+        writer.close()
+        sampler.close()
+        client.close()
+        for thread in threads:
+            thread.join(DEADLINE)
+            assert not thread.is_alive()
+        assert len(ends) == len(calls)
+        assert {end.split(":")[0] for end in ends} <= {"ServerClosedError", "WriterClosedError"}, (
+            ends
+        )
+    wait_until(lambda: server.stats()["sessions"] == 0, "all sessions are given back")
+    server.check()
+
+
 # --- signals ------------------------------------------------------------------------------------
 
 PROLOGUE = """
@@ -735,6 +860,95 @@ def test_ctrl_c_while_flushing(server: reverb.Server, client: reverb.Client) -> 
         running.end()
     assert values_of(client.sample_batch("queue", 3)) == [4, 5, 6]
     client.check()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "full.create_item('queue', 1.0, {'x': full.history['x'][-1]})",
+        "full.__exit__(None, None, None)",
+        "full.flush(timeout_ms=100_000)",
+        "full.end_episode(timeout_ms=100_000)",
+        "client.insert_batch('queue', rows(1), timeout=100)",
+        "client.insert({'x': 1.0}, {'queue': 1.0}, timeout=100)",
+    ],
+)
+def test_ctrl_c_while_waiting_for_room(
+    server: reverb.Server, client: reverb.Client, call: str
+) -> None:
+    client.insert_batch("queue", rows(1, 2, 3, 4))
+    code = f"""
+        from shmreplay import limits
+        full = held_back(limits.WRITER_WINDOW_ITEMS)
+        interrupted(lambda: {call})
+        report(len(full.pending))
+        full.close()
+        client.check()
+        client.close()
+    """
+    with program(server, code) as running:
+        assert running.next() == ["begin"]
+        wait_until(lambda: server.stats()["queue/insert_waiters"] > 0, "it waits")
+        running.signal(signal.SIGINT)
+        assert running.next() == ["interrupted"]
+        assert running.next() == [limits.WRITER_WINDOW_ITEMS]
+        running.end()
+    client.check()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "reverb.Client('localhost:1').server_info()",
+        "reverb.Client('localhost:1').sample_batch('t', 1)",
+        "Store.open(being_made, timeout=None)",
+        "own.wait()",
+        "sampler.close()",
+    ],
+)
+def test_ctrl_c_in_other_calls_that_wait(server: reverb.Server, call: str) -> None:
+    """They say when they have begun, in the only way there is: by being asked for the time."""
+    code = f"""
+        import time
+        from contextlib import ExitStack
+        from shmreplay import lease, segment
+        from shmreplay.store import Store
+
+        table = reverb.Table.queue("q", 1)
+        own = reverb.Server([table], capacity=4 << 20)
+        being_made = own.name + "-2"
+        maker = os.fork()
+        if maker == 0:
+            held = lease.lock_new(being_made, ExitStack())
+            signal.pause()
+        while not os.path.exists(f"/dev/shm/shmreplay.{{os.geteuid()}}.{{being_made}}.lease"):
+            time.sleep(0.001)
+        sampler = own.localhost_client().sampler("q", 1)
+        if "sampler" in {call!r}:
+            stuck = threading.Event()
+            draw = sampler._ahead.draw
+            sampler._ahead.draw = lambda ended: stuck.wait()
+            own.localhost_client().insert({{"x": 1}}, {{"q": 1.0}})
+            next(sampler)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+        interrupted(lambda: {call})
+        report(handlers == [signal.getsignal(number) for number in signal.valid_signals()])
+        report(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+        own.stop()
+        os.kill(maker, signal.SIGKILL)
+        os.waitpid(maker, 0)
+        for suffix in ("", ".lease"):
+            path = f"/dev/shm/shmreplay.{{os.geteuid()}}.{{being_made}}{{suffix}}"
+            if os.path.exists(path):
+                os.unlink(path)
+        report("cleared")
+        os._exit(0)
+    """
+    with program(server, code) as running:
+        for expected in (["begin"], ["interrupted"], [True], [True], ["cleared"]):
+            assert running.next() == expected
+        running.end()
 
 
 def test_signals_with_handlers_do_not_disturb(server: reverb.Server, client: reverb.Client) -> None:
