@@ -23,7 +23,7 @@ import posix_ipc
 
 from shmreplay import segment
 from shmreplay._native import Store as NativeStore
-from shmreplay.errors import ArenaFullError, StoreExistsError, StoreNotFoundError
+from shmreplay.errors import ArenaFullError, ReverbError, StoreExistsError, StoreNotFoundError
 
 __all__ = [
     "Lease",
@@ -234,22 +234,15 @@ def lock_server(store_name: str, undo: ExitStack) -> Lease | None:
     raise exists(store_name, holders, served=True)
 
 
-def take_entry_of_server(store_name: str, native: NativeStore, role: str) -> None:
+def take_entry_of_server(native: NativeStore, role: str) -> None:
     """Takes entry 0, which its last owner left when it died; the caller has locked byte 0.
 
     Raises:
         TableCorruptedError: What the dead server held is damaged.
     """
     who = identity()
-    if native.participant_set(0, *who, role):
-        return
-    native.participant_reclaim(0)
     if not native.participant_set(0, *who, role):
-        _log.warning(
-            "the dead server of store %r held what cannot be given back; it stays out of use",
-            store_name,
-        )
-        native.participant_clear(0)
+        native.participant_reclaim(0)
         native.participant_set(0, *who, role)
 
 
@@ -353,7 +346,6 @@ def join(store_name: str, native: NativeStore, held: Lease, role: str) -> int | 
 
     Raises:
         ArenaFullError: All entries are in use.
-        TableCorruptedError: What a dead participant held is damaged.
     """
     who = identity()
     for number in range(1, native.n_participants):
@@ -362,10 +354,15 @@ def join(store_name: str, native: NativeStore, held: Lease, role: str) -> int | 
         if native.participant_set(number, *who, role):
             return number
         # An entry in use under a free byte is one whose owner died.
-        native.participant_reclaim(number)
+        try:
+            native.participant_reclaim(number)
+        except ReverbError as error:  # what it held is damaged: another entry will do
+            _log.warning("entry %d of store %r stays out of use: %s", number, store_name, error)
+            held.unlock(number)
+            continue
         if native.participant_set(number, *who, role):
             return number
-        held.unlock(number)  # it died in mid-operation: its entry waits for a repair
+        held.unlock(number)
     if held.is_locked_whole():
         return None
     raise ArenaFullError(

@@ -252,7 +252,7 @@ class Store:
             fd, native = opened
             tables = segment.tables_of(name, native)
             check(tables)
-            lease.take_entry_of_server(name, native, role)
+            lease.take_entry_of_server(native, role)
             store = cls(name, 0, tables, held, fd, native)
             _attached.append(store)
             _by_name[name] = store
@@ -265,7 +265,7 @@ class Store:
         if self._serves or not self._lease.try_lock(0):
             raise self._exists()
         try:
-            lease.take_entry_of_server(self._name, self._native, role)
+            lease.take_entry_of_server(self._native, role)
         except BaseException:
             self._lease.unlock(0)
             raise

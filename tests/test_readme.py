@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from shmreplay import cli
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -51,6 +53,8 @@ def test_commands_exist(code: str) -> None:
             continue
         if command[0].startswith("scripts/"):
             assert os.access(ROOT / command[0], os.X_OK), command
+        elif command[0] == "shmreplay":
+            cli._parser().parse_args(command[1:])  # ends the test if it does not understand
         else:
             assert command[:3] == ["python", "-m", "bench"], command
 

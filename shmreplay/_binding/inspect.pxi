@@ -9,8 +9,8 @@ def peek_store(Store store):
     return {
         "capacity_bytes": s.capacity, "committed_bytes": s.committed, "fixed_bytes": s.fixed,
         "arena_committed_bytes": s.arena_committed, "arena_used_bytes": s.arena_used,
-        "arena_free_bytes": s.arena_free, "arena_allocations": s.arena_allocs, "dirty": s.dirty,
-        "closed": s.closed,}
+        "arena_free_bytes": s.arena_free, "arena_allocations": s.arena_allocs,
+        "repairs": s.repairs, "poisoned_tables": s.poisoned, "closed": s.closed,}
 
 
 def peek_table(Store store, uint32_t table):

@@ -223,7 +223,11 @@ void sr_peek_store(const sr_store *st, sr_store_stats *out) {
     out->capacity = h->capacity_bytes;
     out->committed = atomic_load_explicit(&h->committed_bytes, memory_order_relaxed);
     out->fixed = sr_align(h->config_off + h->config_bytes, SR_PAGE);
-    out->dirty = atomic_load_explicit(&h->dirty, memory_order_relaxed);
+    out->repairs = atomic_load_explicit(&h->repairs, memory_order_relaxed);
+    for (uint32_t i = 0; i < h->n_tables; i++) {
+        out->poisoned +=
+            atomic_load_explicit(&sr_table_at(st, i)->poisoned, memory_order_relaxed) != 0;
+    }
     out->closed = (uint32_t)sr_store_is_closed(st);
     const sr_arena *arenas = sr_ptr(st, h->arenas_off);
     for (uint32_t i = 0; i < h->n_arenas; i++) {

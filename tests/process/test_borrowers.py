@@ -79,10 +79,15 @@ def test_a_dead_borrowers_pins_come_back_to_whoever_needs_room(
 
 CALLS: dict[str, Callable[[reverb.Client], Any]] = {
     "insert_batch": lambda c: c.insert_batch("replay", {"x": np.zeros((40, FRAME))}),
-    "insert": lambda c: [c.insert({"x": np.zeros(FRAME)}, {"replay": 1.0}) for _ in range(9)],
+    "insert": lambda c: insert_one_by_one(c),
     "next_step": lambda c: write_in_place(c),
     "create_item": lambda c: create_items(c),
 }
+
+
+def insert_one_by_one(client: reverb.Client) -> None:
+    for _ in range(9):
+        client.insert({"x": np.zeros(FRAME)}, {"replay": 1.0})
 
 
 def write_in_place(client: reverb.Client) -> None:

@@ -326,7 +326,7 @@ def test_dump_of_a_damaged_store(store_name: str, others: Others, tmp_path: Path
 
 def pages(path: Path) -> list[tuple[int, bytes]]:
     """The pages that have memory: the file is far larger than that."""
-    found = []
+    found: list[tuple[int, bytes]] = []
     with path.open("rb") as file:
         end = 0
         while True:

@@ -178,7 +178,7 @@ def test_what_dead_clients_held_comes_back(store_name: str, others: Others) -> N
     after = client.stats()
     assert after["participants"] == 2
     assert after["arena_used_bytes"] < before["arena_used_bytes"] + 2048
-    assert (after["borrowed_batches"], after["dirty"]) == (0, 0)
+    assert (after["borrowed_batches"], after["poisoned_tables"]) == (0, 0)
     client.check()
     client.close()
 
@@ -359,7 +359,7 @@ def test_one_of_several_recovers(store_name: str, others: Others) -> None:
         rivals = [others() for _ in range(3)]
         for rival in rivals:
             rival.ask("serve", store_name, recover=True)
-        winners = []
+        winners: list[Other] = []
         for rival in rivals:
             try:
                 rival.answer()
@@ -410,9 +410,9 @@ def test_what_cannot_be_recovered_is_made_anew(store_name: str, others: Others, 
             path.touch(0o600)
             if left == "not laid out" and not suffix:
                 os.truncate(path, MIB)
-    with reverb.Server(make_tables(), name=store_name, capacity=16 * MIB, recover=True) as server:
-        server.localhost_client().insert_batch("replay", rows(1))
-        assert server.stats()["closed"] == 0
+    with reverb.Server(make_tables(), name=store_name, capacity=16 * MIB, recover=True) as anew:
+        anew.localhost_client().insert_batch("replay", rows(1))
+        assert anew.stats()["closed"] == 0
 
 
 # --- a server that was stopped and started again ------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_a_wait_is_said_once_and_then_from_time_to_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(connection.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     log = connection.WaitLog(lambda: "for nothing")
     for now in (100.1, 104.9):  # noqa: B007 - what the clock says
         log.tick()
