@@ -1,0 +1,245 @@
+/* step_operations.h: what the actor is doing when it dies. `prepare` runs before, in the parent;
+ * `run` is the operation, the same call that a user's process makes. */
+#ifndef SR_STEP_OPERATIONS_H
+#define SR_STEP_OPERATIONS_H
+
+#include "step_world.h"
+
+/* What the operation may leave behind in the table. */
+enum effect { NOTHING, INSERTS, SAMPLES, UPDATES, DELETES, CLEARS };
+
+typedef struct {
+    const char *name;
+    void (*prepare)(world *w);
+    void (*run)(void *w);
+    enum effect effect;
+    uint32_t n;    /* items that it inserts, samples, updates or deletes */
+    uint32_t fill; /* items in the table before */
+    int every_kind;
+    void (*first)(void *w); /* another dies in this before, so that `run` meets what that left */
+} operation;
+
+static inline void insert_n(world *w, uint32_t n) {
+    w->status = sr_insert(&w->actor, 0, n, w->item, w->keys, &w->done, &w->seq);
+}
+static void run_insert(void *w) { insert_n(w, 1); }
+static void run_insert_batch(void *w) { insert_n(w, 3); }
+
+static inline void sample_n(world *w, uint32_t n) {
+    w->status = sr_sample(&w->actor, 0, n, w->pins, &w->done, &w->seq);
+}
+static void run_sample(void *w) { sample_n(w, 1); }
+static void run_sample_batch(void *w) { sample_n(w, 3); }
+
+static inline void prepare_keys(world *w) {
+    CHECK(w->before.n >= 4);
+    w->keys[0] = w->before.item[2].key;
+    w->keys[1] = w->before.item[0].key;
+    w->priorities[0] = 9.5;
+    w->priorities[1] = 0.25;
+}
+static void run_update(void *arg) {
+    world *w = arg;
+    w->status = sr_update(&w->actor, 0, 2, w->keys, w->priorities, &w->done);
+}
+static void run_delete(void *arg) {
+    world *w = arg;
+    w->status = sr_delete(&w->actor, 0, 2, w->keys, &w->done);
+}
+static void run_reset(void *arg) {
+    world *w = arg;
+    w->status = sr_reset(&w->actor, 0);
+}
+
+/* ---------------------------------------------------------------- references */
+
+static inline void prepare_pins(world *w) {
+    sample_n(w, 3);
+    CHECK(w->status == SR_OK && w->done == 3);
+    for (uint32_t i = 0; i < 3; i++) w->positions[i] = w->pins[i].position;
+}
+/* The pins are the last references to all that they hold. */
+static inline void prepare_last_pins(world *w) {
+    prepare_pins(w);
+    CHECK(sr_reset(&w->other, 0) == SR_OK);
+}
+static void run_release(void *arg) {
+    world *w = arg;
+    w->status = sr_release(&w->actor, 3, w->positions);
+}
+static void run_hold(void *arg) {
+    world *w = arg;
+    w->status = sr_hold(&w->actor, SR_REF(w->block.off, SR_KIND_BLOCK), w->positions);
+}
+static void run_ledger(void *arg) {
+    world *w = arg;
+    w->status = sr_ledger_reserve(&w->actor, 100);
+}
+/* From a ledger in an arena to a longer one. */
+static inline void prepare_ledger(world *w) {
+    CHECK(sr_ledger_reserve(&w->actor, 40) == SR_OK);
+    prepare_pins(w);
+}
+
+/* ---------------------------------------------------------------- writing */
+
+static void run_episode(void *arg) {
+    world *w = arg;
+    w->status = sr_episode_new(&w->actor, 8, &w->episode.off, &w->episode.position);
+}
+static void run_block(void *arg) {
+    world *w = arg;
+    w->status = sr_block_new(&w->actor, N_COLS, ROW_BYTES, 8, &w->block.off, &w->block.position);
+}
+/* More than the arena has: it commits. */
+static void run_large_block(void *arg) {
+    world *w = arg;
+    w->status = sr_block_new(&w->actor, N_COLS, ROW_BYTES, 20000, &w->block.off,
+                             &w->block.position);
+}
+static inline void prepare_episode(world *w) { w->episode = episode_make(&w->actor, 8); }
+static void run_publish(void *arg) {
+    world *w = arg;
+    sr_block_publish(&w->actor, w->block.off, 1, w->episode.off);
+}
+static void run_append(void *arg) {
+    world *w = arg;
+    char cells[N_COLS][32];
+    const void *src[N_COLS];
+    for (uint32_t c = 0; c < N_COLS; c++) {
+        cell_fill(cells[c], 7003, c);
+        src[c] = cells[c];
+    }
+    sr_block_append(&w->actor, w->block.off, src, w->episode.off);
+}
+static void run_traj(void *arg) {
+    world *w = arg;
+    held t = traj_make(&w->actor, w->block, 1, w->block);
+    w->positions[0] = t.position;
+}
+
+/* ---------------------------------------------------------------- sessions, the store */
+
+static void run_open(void *arg) {
+    world *w = arg;
+    sr_ses ses;
+    w->status = sr_session_open(&w->st, ACTOR, SR_SESSION_SAMPLER, &ses);
+}
+static void run_close(void *arg) {
+    world *w = arg;
+    w->status = sr_session_close(&w->actor);
+}
+static void run_join(void *arg) {
+    world *w = arg;
+    w->status = sr_participant_set(&w->st, THIRD, 9, 9, 9, "joins");
+}
+static void run_leave(void *arg) {
+    world *w = arg;
+    w->status = sr_session_close(&w->actor);
+    sr_participant_clear(&w->st, ACTOR);
+}
+static void run_schema(void *arg) {
+    world *w = arg;
+    w->status = sr_schema_intern(&w->st, "{\"a\": 1}", 8, &w->number);
+}
+static void run_commit_ahead(void *arg) {
+    world *w = arg;
+    w->status = sr_commit_ahead(&w->st) >= 0 ? SR_OK : SR_CORRUPT;
+}
+/* So little is left free that the committer has work. */
+static inline void prepare_commit_ahead(world *w) {
+    held b;
+    CHECK(sr_block_new(&w->actor, N_COLS, ROW_BYTES, 5000, &b.off, &b.position) == SR_OK);
+}
+static void run_give_back(void *arg) {
+    world *w = arg;
+    w->status = sr_give_back(&w->st, 2 * SR_PAGE) > 0 ? SR_OK : SR_FULL;
+}
+static void run_check(void *arg) {
+    world *w = arg;
+    char why[128];
+    w->status = sr_check(&w->st, SR_NONE, why, sizeof why);
+}
+static void run_info(void *arg) {
+    world *w = arg;
+    sr_table_info info;
+    sr_store_stats stats;
+    w->status = sr_table_get_info(&w->st, 0, &info) | sr_store_get_stats(&w->st, &stats);
+    if (sr_contains(&w->actor, 0, w->keys[0]) != 1) w->status = SR_INVALID;
+}
+/* The janitor dies while it clears up after somebody else. */
+static inline void prepare_dead(world *w) {
+    sr_ses dead;
+    uint32_t done, seq;
+    sr_sampled pins[2];
+    CHECK(sr_participant_set(&w->st, THIRD, 3, 3, 3, "dead before") == SR_OK);
+    CHECK(sr_session_open(&w->st, THIRD, SR_SESSION_SAMPLER, &dead) == SR_OK);
+    CHECK(sr_sample(&dead, 0, 2, pins, &done, &seq) == SR_OK);
+    block_make(&dead, 9000, 2, episode_make(&dead, 9));
+    sr_session_abandon(&dead);
+}
+static void run_reclaim(void *arg) {
+    world *w = arg;
+    w->status = sr_participant_reclaim(&w->st, THIRD) == 1 ? SR_OK : SR_CORRUPT;
+}
+
+/* Somebody comes upon a death inside a lock, repairs, and dies of it as well. */
+static inline void prepare_third(world *w) {
+    CHECK(sr_participant_set(&w->st, THIRD, 3, 3, 3, "comes next") == SR_OK);
+    CHECK(sr_session_open(&w->st, THIRD, SR_SESSION_CLIENT, &w->third) == SR_OK);
+    if (w->before.n >= 4) prepare_keys(w);
+}
+static void run_touch(void *arg) {
+    world *w = arg;
+    uint32_t found;
+    const uint64_t key = 1;
+    w->status = sr_delete(&w->third, 0, 1, &key, &found);
+    held e = {0};
+    if (sr_episode_new(&w->third, 9, &e.off, &e.position) != SR_OK) w->status = SR_CORRUPT;
+    sr_session_close(&w->third);
+}
+
+static const operation OPERATIONS[] = {
+    {"insert", NULL, run_insert, INSERTS, 1, 4, 1, NULL},
+    {"insert_batch", NULL, run_insert_batch, INSERTS, 3, 4, 1, NULL},
+    {"first_insert", NULL, run_insert, INSERTS, 1, 0, 1, NULL},
+    {"evicting_insert", NULL, run_insert, INSERTS, 1, 8, 1, NULL},
+    {"evicting_batch", NULL, run_insert_batch, INSERTS, 3, 7, 1, NULL},
+    {"sample", NULL, run_sample, SAMPLES, 1, 4, 1, NULL},
+    {"sample_batch", NULL, run_sample_batch, SAMPLES, 3, 4, 1, NULL},
+    {"update", prepare_keys, run_update, UPDATES, 2, 5, 1, NULL},
+    {"delete", prepare_keys, run_delete, DELETES, 2, 5, 1, NULL},
+    {"reset", NULL, run_reset, CLEARS, 0, 5, 1, NULL},
+    {"release", prepare_pins, run_release, NOTHING, 0, 4, 0, NULL},
+    {"release_last", prepare_last_pins, run_release, NOTHING, 0, 4, 0, NULL},
+    {"hold", NULL, run_hold, NOTHING, 0, 1, 0, NULL},
+    {"ledger_growth", prepare_pins, run_ledger, NOTHING, 0, 4, 0, NULL},
+    {"ledger_growth_again", prepare_ledger, run_ledger, NOTHING, 0, 4, 0, NULL},
+    {"episode_new", NULL, run_episode, NOTHING, 0, 1, 0, NULL},
+    {"block_new", NULL, run_block, NOTHING, 0, 1, 0, NULL},
+    {"block_new_large", NULL, run_large_block, NOTHING, 0, 1, 0, NULL},
+    {"publish", NULL, run_publish, NOTHING, 0, 1, 0, NULL},
+    {"publish_episode", prepare_episode, run_publish, NOTHING, 0, 1, 0, NULL},
+    {"append", NULL, run_append, NOTHING, 0, 1, 0, NULL},
+    {"append_episode", prepare_episode, run_append, NOTHING, 0, 1, 0, NULL},
+    {"trajectory_new", NULL, run_traj, NOTHING, 0, 1, 0, NULL},
+    {"session_open", NULL, run_open, NOTHING, 0, 1, 0, NULL},
+    {"session_close", prepare_pins, run_close, NOTHING, 0, 4, 0, NULL},
+    {"session_close_last", prepare_last_pins, run_close, NOTHING, 0, 4, 0, NULL},
+    {"session_close_long", prepare_ledger, run_close, NOTHING, 0, 4, 0, NULL},
+    {"participant_set", NULL, run_join, NOTHING, 0, 1, 0, NULL},
+    {"participant_leave", NULL, run_leave, NOTHING, 0, 1, 0, NULL},
+    {"schema_intern", NULL, run_schema, NOTHING, 0, 1, 0, NULL},
+    {"commit_ahead", prepare_commit_ahead, run_commit_ahead, NOTHING, 0, 1, 0, NULL},
+    {"give_back", NULL, run_give_back, NOTHING, 0, 1, 0, NULL},
+    {"check", NULL, run_check, NOTHING, 0, 4, 0, NULL},
+    {"info", prepare_keys, run_info, NOTHING, 0, 4, 0, NULL},
+    {"reclaim", prepare_dead, run_reclaim, NOTHING, 0, 4, 0, NULL},
+    {"repair_insert", prepare_third, run_touch, INSERTS, 1, 8, 1, run_insert},
+    {"repair_sample", prepare_third, run_touch, SAMPLES, 1, 4, 1, run_sample},
+    {"repair_delete", prepare_third, run_touch, DELETES, 2, 5, 1, run_delete},
+    {"repair_block", prepare_third, run_touch, NOTHING, 0, 1, 0, run_large_block},
+};
+#define N_OPERATIONS (sizeof OPERATIONS / sizeof *OPERATIONS)
+
+#endif
