@@ -1,0 +1,226 @@
+/* flip_operations.h: a small store with tables of all kinds, and every operation on it, one after
+ * the other, whatever they give. */
+#ifndef SR_FLIP_OPERATIONS_H
+#define SR_FLIP_OPERATIONS_H
+
+#include "step_world.h"
+
+#define FLIP_TABLES 6u
+
+typedef struct {
+    sr_store st;
+    sr_ses writer, reader;
+    held episode, block, traj;
+    sr_sampled pin[2]; /* of table 0, taken before */
+    uint64_t key[FLIP_TABLES];
+} flip_store;
+
+static inline void flip_make(flip_store *f) {
+    static const uint32_t which[FLIP_TABLES] = {0, 1, 3, 4, 5, 6}; /* of KINDS */
+    sr_table_config cfg[FLIP_TABLES];
+    for (uint32_t i = 0; i < FLIP_TABLES; i++) {
+        const kind *k = &KINDS[which[i]];
+        cfg[i] = table_config(k->sampler, k->remover, TABLE_MAX, k->stripes);
+        cfg[i].max_times_sampled = k->max_times_sampled;
+        if (k->queue) cfg[i].max_diff = TABLE_MAX;
+    }
+    *f = (flip_store){.st = store_make(4u << 20, 2, FLIP_TABLES, cfg)};
+    uint32_t id, done, seq;
+    CHECK(sr_schema_intern(&f->st, "{\"a\": 1}", 8, &id) == SR_OK);
+    CHECK(sr_participant_set(&f->st, SURVIVOR, 1, 1, 1, "writes") == SR_OK);
+    CHECK(sr_participant_set(&f->st, ACTOR, 2, 2, 2, "was killed") == SR_OK);
+    sr_ses dead;
+    CHECK(sr_session_open(&f->st, SURVIVOR, SR_SESSION_WRITER, &f->writer) == SR_OK);
+    CHECK(sr_session_open(&f->st, SURVIVOR, SR_SESSION_SAMPLER, &f->reader) == SR_OK);
+    CHECK(sr_session_open(&f->st, ACTOR, SR_SESSION_CLIENT, &dead) == SR_OK);
+    f->episode = episode_make(&f->writer, 1);
+    f->block = block_make(&f->writer, 50, 4, f->episode);
+    f->traj = traj_make(&f->writer, f->block, 1, f->block);
+    for (uint32_t t = 0; t < FLIP_TABLES; t++) {
+        sr_item item[3] = {row_item(f->block, 0, 1.0), row_item(f->block, 2, 3.0),
+                           {.ref = SR_REF(f->traj.off, SR_KIND_TRAJ), .priority = 2.0}};
+        uint64_t keys[3];
+        CHECK(sr_insert(&f->writer, t, 3, item, keys, &done, &seq) == SR_OK);
+        f->key[t] = keys[1];
+    }
+    CHECK(sr_sample(&f->reader, 0, 2, f->pin, &done, &seq) == SR_OK && done == 2);
+    CHECK(sr_sample(&dead, 1, 1, &(sr_sampled){0}, &done, &seq) == SR_OK);
+    CHECK(sr_ledger_reserve(&f->reader, 40) == SR_OK);
+    block_make(&f->writer, 60, 1, f->episode); /* only begun, in the ledger alone */
+    held open = {0};
+    CHECK(sr_block_new(&f->writer, N_COLS, ROW_BYTES, 8, &open.off, &open.position) == SR_OK);
+    f->block = open;
+    sr_block_publish(&f->writer, open.off, 1, f->episode.off);
+    sr_session_abandon(&dead);
+}
+
+static inline void flip_drop(flip_store *f) {
+    sr_session_abandon(&f->writer);
+    sr_session_abandon(&f->reader);
+    store_drop(&f->st);
+}
+
+/* A session's own memory, which every case begins with anew. */
+static inline void flip_own(sr_ses *ses) {
+    uint32_t *stack = malloc(256 * sizeof *stack);
+    CHECK(stack != NULL && ses->n_free <= 256);
+    memcpy(stack, ses->free_stack, ses->n_free * sizeof *stack);
+    ses->free_stack = stack;
+}
+
+/* ---------------------------------------------------------------- trying everything */
+
+/* Read a pinned item in each way there is. */
+static inline void flip_read(const sr_store *st, const sr_sampled *item) {
+    static char copy[N_COLS][4096];
+    char *dst[SR_COLUMNS_MAX];
+    uint64_t bytes[SR_COLUMNS_MAX];
+    uint32_t n = sr_item_columns(st, item), bad;
+    int fits = n <= N_COLS;
+    for (uint32_t c = 0; c < n && c < SR_COLUMNS_MAX; c++) {
+        uint32_t flags;
+        uint64_t row = 0;
+        if (sr_item_column(st, item, c, &flags, &row) != SR_OK) return;
+        bytes[c] = row * SR_COL_LENGTH(flags);
+        if (c < N_COLS) dst[c] = copy[c];
+        if (row > sizeof copy[0] || SR_COL_LENGTH(flags) > 1024 || bytes[c] > sizeof copy[0]) {
+            fits = 0;
+            continue;
+        }
+        const char *view = sr_item_view(st, item, c);
+        volatile char sum = 0;
+        for (uint64_t i = 0; view != NULL && i < bytes[c]; i++) sum = (char)(sum + view[i]);
+    }
+    if (fits && n > 0) (void)sr_gather(st, 1, item, n, dst, bytes, &bad);
+}
+
+static inline void flip_sample(flip_store *f, sr_ses *ses, uint32_t t) {
+    sr_sampled s[3];
+    uint32_t done = 0, seq;
+    (void)sr_sample(ses, t, 3, s, &done, &seq);
+    for (uint32_t i = 0; i < done; i++) {
+        flip_read(&f->st, &s[i]);
+        (void)sr_release(ses, 1, &s[i].position);
+    }
+}
+
+static inline void flip_table(flip_store *f, uint32_t t, const char **operation) {
+    sr_store *st = &f->st;
+    uint32_t done, seq;
+    uint64_t key;
+    double priority = 4.0;
+    sr_table_info info;
+    char why[128];
+    sr_item item = row_item(f->block, 0, 2.5);
+    *operation = "insert";
+    (void)sr_insert(&f->writer, t, 1, &item, &key, &done, &seq);
+    *operation = "sample";
+    flip_sample(f, &f->reader, t);
+    *operation = "update";
+    (void)sr_update(&f->writer, t, 1, &f->key[t], &priority, &done);
+    *operation = "contains";
+    (void)sr_contains(&f->writer, t, f->key[t]);
+    *operation = "delete";
+    (void)sr_delete(&f->writer, t, 1, &f->key[t], &done);
+    *operation = "info";
+    (void)sr_table_get_info(st, t, &info);
+    (void)sr_can_insert(st, t, 1);
+    (void)sr_can_sample(st, t, 1);
+    *operation = "check one";
+    (void)sr_check(st, t, why, sizeof why);
+    *operation = "evict";
+    for (uint32_t i = 0; i < TABLE_MAX; i++) {
+        (void)sr_insert(&f->writer, t, 1, &item, &key, &done, &seq);
+    }
+}
+
+static inline void flip_writer(flip_store *f, const char **operation) {
+    char cells[N_COLS][32] = {{0}};
+    const void *src[N_COLS] = {cells[0], cells[1], cells[2]};
+    held e, b, t = {0};
+    uint32_t first[N_COLS + 1] = {0, 1, 2, 3}, flags[N_COLS] = {0};
+    sr_run runs[N_COLS];
+    *operation = "append";
+    sr_block_append(&f->writer, f->block.off, src, f->episode.off);
+    *operation = "episode";
+    if (sr_episode_new(&f->writer, 5, &e.off, &e.position) != SR_OK) return;
+    *operation = "append of another episode";
+    sr_block_append(&f->writer, f->block.off, src, e.off);
+    *operation = "block";
+    if (sr_block_new(&f->writer, N_COLS, ROW_BYTES, 100, &b.off, &b.position) != SR_OK) return;
+    sr_block_append(&f->writer, b.off, src, e.off);
+    *operation = "trajectory";
+    for (uint32_t c = 0; c < N_COLS; c++) {
+        runs[c] = (sr_run){.block = c == 0 ? f->block.off : b.off, .col = c, .count = 1,
+                           .stride = 1};
+    }
+    (void)sr_traj_new(&f->writer, N_COLS, first, flags, runs, &t.off, &t.position);
+    *operation = "hold";
+    (void)sr_hold(&f->writer, SR_REF(b.off, SR_KIND_BLOCK), &t.position);
+    *operation = "release";
+    const uint32_t positions[] = {f->pin[0].position, f->pin[1].position};
+    (void)sr_release(&f->reader, 2, positions);
+    *operation = "ledger";
+    (void)sr_ledger_reserve(&f->writer, 60);
+}
+
+static inline void flip_sessions(flip_store *f, const char **operation) {
+    sr_store *st = &f->st;
+    sr_ses fresh;
+    uint32_t id;
+    uint64_t bytes;
+    *operation = "session open";
+    if (sr_session_open(st, SURVIVOR, SR_SESSION_CLIENT, &fresh) == SR_OK) {
+        flip_sample(f, &fresh, 1);
+        *operation = "session close";
+        (void)sr_session_close(&fresh);
+    }
+    *operation = "participant set";
+    (void)sr_participant_set(st, THIRD, 1, 1, 1, "more");
+    *operation = "reclaim";
+    (void)sr_participant_reclaim(st, ACTOR);
+    *operation = "schema";
+    (void)sr_schema_intern(st, "{\"a\": 1}", 8, &id);
+    (void)sr_schema_intern(st, "{\"b\": 1}", 8, &id);
+    const char *text = sr_schema_text(st, 0, &bytes);
+    volatile char sum = 0;
+    for (uint64_t i = 0; text != NULL && i < bytes; i++) sum = (char)(sum + text[i]);
+}
+
+/* `operation` follows what is being tried. */
+static inline void flip_all(flip_store *f, const char **operation) {
+    flip_own(&f->writer);
+    flip_own(&f->reader);
+    sr_store *st = &f->st, other = {.base = f->st.base, .bytes = f->st.bytes, .fd = f->st.fd};
+    char why[128];
+    sr_store_stats stats;
+    *operation = "attach";
+    if (sr_store_attach(&other) == SR_OK) {
+        *operation = "stats";
+        (void)sr_store_get_stats(&other, &stats);
+    }
+    sr_store_detach(&other);
+    *operation = "read";
+    flip_read(st, &f->pin[0]);
+    flip_read(st, &f->pin[1]);
+    for (uint32_t t = 0; t < FLIP_TABLES; t++) flip_table(f, t, operation);
+    flip_writer(f, operation);
+    flip_sessions(f, operation);
+    *operation = "check";
+    (void)sr_check(st, SR_NONE, why, sizeof why);
+    *operation = "committer";
+    (void)sr_commit_ahead(st);
+    *operation = "give back";
+    (void)sr_give_back(st, SR_PAGE);
+    *operation = "reset";
+    for (uint32_t t = 0; t < FLIP_TABLES; t++) (void)sr_reset(&f->reader, t);
+    *operation = "close";
+    (void)sr_session_close(&f->writer);
+    (void)sr_session_close(&f->reader);
+    *operation = "participant clear";
+    sr_participant_clear(st, SURVIVOR);
+    *operation = "store close";
+    sr_store_close(st);
+}
+
+#endif
