@@ -53,6 +53,7 @@ CORE_LAYERS = [
     {"layout.h"},
     {"shmreplay.h"},
     {"internal.h"},
+    {"fault.h"},
     {"lock"},
     {"arena.h", "table.h"},
     {"arena_chunks.h", "arena.c", "arena_check.c", "arena_rebuild.c", "commit.c"},

@@ -1,5 +1,6 @@
 /* arena.c: allocating and freeing. How the memory gets there: commit.c. */
 #include "arena_chunks.h"
+#include "fault.h"
 #include "lock.h"
 
 #define PAYLOAD_MAX (1ull << 46)
@@ -50,13 +51,12 @@ static int find_in_class(const sr_store *st, const sr_arena *a, uint64_t size, u
 }
 /* ------------------------------------------------------------------ allocating */
 
-void sr_arena_init(sr_store *st, sr_arena *a, uint64_t start, uint64_t end) {
+int sr_arena_init(sr_store *st, sr_arena *a, uint64_t start, uint64_t end) {
     SR_ASSERT(start % SR_PAGE == 0 && end % SR_PAGE == 0 && start < end && end <= st->bytes);
     memset(a, 0, sizeof *a);
-    int rc = sr_mutex_init(&a->lock);
-    SR_ASSERT(rc == SR_OK);
     a->start = a->committed_end = start;
     a->end = end;
+    return sr_mutex_init(&a->lock);
 }
 
 /* Make `size` bytes at the front of free chunk c an allocation; the rest stays free. Under the
@@ -122,7 +122,7 @@ int sr_alloc(sr_store *st, uint32_t arena, enum sr_kind kind, uint64_t bytes,
              _Atomic uint64_t *inflight, uint64_t *off) {
     uint32_t n = st->hdr->n_arenas;
     if (arena >= n || kind <= SR_KIND_NONE || kind >= SR_KIND_END) return SR_INVALID;
-    if (bytes > PAYLOAD_MAX) return alloc_failed(st, SR_FULL, bytes);
+    if (bytes > PAYLOAD_MAX || SR_FAULT_POINT("alloc")) return alloc_failed(st, SR_FULL, bytes);
     uint64_t size = sr_align(bytes + SR_CHUNK_HEAD, CHUNK_MIN);
     int rc = alloc_in(st, &arenas(st)[arena], kind, size, 1, inflight, off);
     if (SR_LIKELY(rc == SR_OK) || rc == SR_CORRUPT || rc == SR_DIRTY) return rc;

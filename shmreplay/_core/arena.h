@@ -31,8 +31,8 @@ void sr_touch(sr_store *st, uint64_t off, uint64_t bytes);
 /* The same for an allocation and what lies around it in its arena. */
 void sr_touch_around(sr_store *st, uint64_t off, uint64_t bytes);
 
-/* Make an empty arena over [start, end). The range must not be in use. */
-void sr_arena_init(sr_store *st, sr_arena *a, uint64_t start, uint64_t end);
+/* Make an empty arena over [start, end). The range must not be in use. SR_OK, SR_SYS. */
+int sr_arena_init(sr_store *st, sr_arena *a, uint64_t start, uint64_t end);
 
 /* Allocate `bytes` of payload, 64-byte aligned, in the session's preferred arena, else in any
  * other. The offset is also stored in *inflight (if not NULL) under the arena lock, so that

@@ -1,6 +1,7 @@
 /* Walking all invariants: selectors against slots, counters against slots, references against
  * what refers to them, allocators. */
 #include "arena.h"
+#include "fault.h"
 #include "index.h"
 #include "ledger.h"
 #include "limiter.h"
@@ -153,7 +154,8 @@ static void collect(void *ctx, uint64_t off, enum sr_kind kind, uint64_t payload
     objects *o = ctx;
     if (o->n == o->cap) {
         uint64_t cap = o->cap > 0 ? o->cap * 2 : 1024;
-        object *list = realloc(o->list, cap * sizeof *list);
+        object *list =
+            SR_FAULT_POINT("realloc") ? NULL : realloc(o->list, cap * sizeof *list);
         if (list == NULL) {
             o->failed = 1;
             return;

@@ -1,5 +1,6 @@
 /* commit.c: giving memory to the segment, and to the arenas, on demand and ahead of it. */
 #include "arena_chunks.h"
+#include "fault.h"
 #include "lock.h"
 
 #include <errno.h>
@@ -20,6 +21,7 @@
  * others, who would be refused in turn although there is room for them. */
 static int charge_capacity(sr_header *hdr, uint64_t bytes) {
     uint64_t have = atomic_load_explicit(&hdr->committed_bytes, memory_order_relaxed);
+    if (SR_FAULT_POINT("capacity")) return SR_FULL;
     do {
         if (have > hdr->capacity_bytes || bytes > hdr->capacity_bytes - have) return SR_FULL;
     } while (!atomic_compare_exchange_weak_explicit(&hdr->committed_bytes, &have, have + bytes,
@@ -41,7 +43,8 @@ static int fallocate_uninterrupted(int fd, uint64_t off, uint64_t bytes) {
     int rc = pthread_sigmask(SIG_SETMASK, &all, &old);
     SR_ASSERT(rc == 0);
     for (int i = 0; i < FALLOCATE_TRIES; i++) {
-        rc = posix_fallocate(fd, (off_t)off, (off_t)bytes);
+        rc = SR_FAULT_POINT("fallocate") ? ENOSPC
+                                         : posix_fallocate(fd, (off_t)off, (off_t)bytes);
         if (rc != EINTR) break;
     }
     int restored = pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -72,7 +75,7 @@ int sr_commit(sr_store *st, uint64_t off, uint64_t bytes, uint64_t charge) {
 #define TOUCH_WINDOW (1ull << 20)
 
 void sr_populate(sr_store *st, uint64_t off, uint64_t bytes) {
-    if (bytes == 0 || sr_at(st, off, bytes) == NULL) return;
+    if (bytes == 0 || sr_at(st, off, bytes) == NULL || SR_FAULT_POINT("populate")) return;
     uint64_t from = off & ~(uint64_t)(SR_PAGE - 1), to = sr_align(off + bytes, SR_PAGE);
     /* Advice: without it the first touch of each page takes a fault, and that is all. Hence no look
      * at the result. */
@@ -234,8 +237,9 @@ uint64_t sr_give_back(sr_store *st, uint64_t bytes) {
         sr_arena *a = &arenas(st)[i];
         if (sr_lock_inner(st, &a->lock) != SR_OK) continue; /* nothing there can be trusted now */
         uint64_t cut = cut_tail(st, a, bytes - given);
-        if (cut > 0 && fallocate(st->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                                 (off_t)committed_end(a), (off_t)cut) != 0) {
+        if (cut > 0 && (SR_FAULT_POINT("punch") ||
+                        fallocate(st->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                  (off_t)committed_end(a), (off_t)cut) != 0)) {
             add_extent(st, a, cut);
             cut = 0;
         }

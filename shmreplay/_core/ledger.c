@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include "arena.h"
+#include "fault.h"
 #include "steps.h"
 #include "table.h"
 
@@ -15,7 +16,8 @@ static uint64_t *entries(const sr_ses *ses) { return sr_ptr(ses->st, ses->shared
 static int grow(sr_ses *ses, uint32_t cap) {
     sr_store *st = ses->st;
     sr_session *shared = ses->shared;
-    uint32_t *stack = realloc(ses->free_stack, cap * sizeof *stack);
+    uint32_t *stack =
+        SR_FAULT_POINT("realloc") ? NULL : realloc(ses->free_stack, cap * sizeof *stack);
     if (stack == NULL) return SR_SYS;
     ses->free_stack = stack;
     uint64_t off;
@@ -41,7 +43,8 @@ static int grow(sr_ses *ses, uint32_t cap) {
 /* The first ledger, which needs no memory of the store. */
 static int start(sr_ses *ses) {
     sr_session *shared = ses->shared;
-    ses->free_stack = malloc(SR_OWN_LEDGER * sizeof *ses->free_stack);
+    ses->free_stack =
+        SR_FAULT_POINT("malloc") ? NULL : malloc(SR_OWN_LEDGER * sizeof *ses->free_stack);
     if (ses->free_stack == NULL) return SR_SYS;
     int rc = sr_lock_session(ses);
     if (rc != SR_OK) return rc;

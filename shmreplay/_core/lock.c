@@ -1,5 +1,7 @@
 #include "lock.h"
 
+#include "fault.h"
+
 #include <errno.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -8,7 +10,7 @@
 
 int sr_mutex_init(sr_mutex *m) {
     pthread_mutexattr_t attr;
-    if (pthread_mutexattr_init(&attr) != 0) return SR_SYS;
+    if (SR_FAULT_POINT("mutex") || pthread_mutexattr_init(&attr) != 0) return SR_SYS;
     int bad = pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED) |
               (SR_CRASH_SAFE ? pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST) : 0) |
               pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_NORMAL) |
@@ -99,7 +101,7 @@ void sr_futex_wait(_Atomic uint32_t *word, uint32_t expected, _Atomic uint32_t *
     atomic_fetch_add(waiters, 1);
     /* Not the private flag: the word is shared between processes. Errors are all reasons to look
      * again. */
-    syscall(SYS_futex, word, FUTEX_WAIT, expected, &ts, NULL, 0);
+    if (!SR_FAULT_POINT("futex")) syscall(SYS_futex, word, FUTEX_WAIT, expected, &ts, NULL, 0);
     atomic_fetch_sub(waiters, 1);
 }
 

@@ -1,6 +1,7 @@
 /* Participants and sessions: who is attached, and their places in the store. */
 #include "arena.h"
 #include "evict.h"
+#include "fault.h"
 #include "ledger.h"
 #include "limiter.h"
 #include "lock.h"
@@ -157,7 +158,9 @@ static int reclaim_session(sr_store *st, sr_session *s, uint32_t number) {
     int rc = finish_operation(st, s, number);
     if (rc != SR_OK) return rc;
     sr_ses dead = {.st = st, .shared = s, .number = number};
-    dead.free_stack = malloc((s->ledger_cap + 1ull) * sizeof *dead.free_stack);
+    dead.free_stack = SR_FAULT_POINT("malloc")
+                          ? NULL
+                          : malloc((s->ledger_cap + 1ull) * sizeof *dead.free_stack);
     if (dead.free_stack == NULL) return SR_SYS;
     return close_session(&dead);
 }

@@ -2,6 +2,7 @@
 #include "steps.h"
 
 #include "arena.h"
+#include "fault.h"
 #include "ledger.h"
 #include "table.h"
 
@@ -214,7 +215,8 @@ int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const u
     uint16_t *block_of = inline_numbers;
     void *spare = NULL;
     if (n_runs > INLINE_RUNS) {
-        spare = malloc(n_runs * (sizeof *blocks + sizeof *block_of));
+        spare = SR_FAULT_POINT("malloc") ? NULL
+                                         : malloc(n_runs * (sizeof *blocks + sizeof *block_of));
         if (spare == NULL) return SR_SYS;
         blocks = spare;
         block_of = (uint16_t *)(blocks + n_runs);

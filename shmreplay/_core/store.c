@@ -1,5 +1,6 @@
 /* Laying a store out, attaching to one, closing it, and what it holds. */
 #include "arena.h"
+#include "fault.h"
 #include "ledger.h"
 #include "lock.h"
 #include "stripe.h"
@@ -122,6 +123,7 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
 /* Without the memory for it, pages are simply mapped at their first touch. */
 static void keep_pages(sr_store *st) {
     if (st->touched != NULL) return;
+    if (SR_FAULT_POINT("calloc")) return;
     st->touched = calloc(st->bytes / SR_PAGE / 64 + 1, sizeof *st->touched);
 }
 
@@ -171,8 +173,9 @@ static int format_regions(sr_store *st, const sr_store_config *cfg, const sr_tab
         first += tables[i].n_stripes;
     }
     for (uint32_t i = 0; i < cfg->n_arenas; i++) {
-        sr_arena_init(st, sr_arena_at(st, i), p->arena_start + i * p->arena_span,
-                      p->arena_start + (i + 1) * p->arena_span);
+        int rc = sr_arena_init(st, sr_arena_at(st, i), p->arena_start + i * p->arena_span,
+                               p->arena_start + (i + 1) * p->arena_span);
+        if (rc != SR_OK) return rc;
     }
     for (uint32_t i = 0; i < SR_SESSION_LOCKS; i++) {
         if (sr_mutex_init(sr_session_lock(st, i)) != SR_OK) return SR_SYS;

@@ -3,8 +3,8 @@
  *
  * Each operation is walked once under ptrace. A death between two instructions that change nothing
  * in the store (nor the list of locks that the kernel walks for the dead) leaves the same behind as
- * the one before: by default these are left out. A death is a real one each time: a child is forked,
- * stopped at the place and killed.
+ * the one before: by default these are left out. A death is a real one each time: a child is
+ * forked, stopped at the place and killed.
  *
  *   step_kill                       a share of the places, chosen by a seed that is printed
  *   step_kill --full                every instruction, repeats included

@@ -3,9 +3,9 @@
 #ifndef SR_STEP_SURVIVOR_H
 #define SR_STEP_SURVIVOR_H
 
-#include <signal.h>
-
 #include "step_operations.h"
+
+#include <signal.h>
 
 #define MUST(cond, ...)                                          \
     do {                                                         \
@@ -110,7 +110,8 @@ static inline void survivor_effect(const operation *op, world *w, uint32_t done)
         const content *c = contents_find(&now, w->keys[i]);
         is += c != NULL && c->priority == w->priorities[i];
     }
-    MUST(is == done || op->effect == NOTHING || op->effect == CLEARS, "%u of %u are there although the call had returned", is, done);
+    MUST(is == done || op->effect == NOTHING || op->effect == CLEARS,
+         "%u of %u are there although the call had returned", is, done);
     if (op->effect == CLEARS) MUST(now.n == 0 && b->inserts == 0, "reset had returned");
 }
 

@@ -66,7 +66,8 @@ static inline sr_sampled slot_item(const sr_slot *p) {
     return (sr_sampled){.ref = p->ref, .row_start = p->row_start, .row_count = p->row_count};
 }
 
-/* Read by the one process that is there. Payloads are compared with what their rows' numbers say. */
+/* Read by the one process that is there. Payloads are compared with what their rows' numbers
+ * say. */
 static inline void contents_read(sr_store *st, contents *c) {
     const sr_table *t = sr_table_at(st, 0);
     c->n = 0;
@@ -111,7 +112,7 @@ static inline void fill_row(sr_ses *ses, uint64_t row, double priority) {
 }
 
 /* An item of two rows, the last of one block and the first of the next, of two episodes. */
-static inline held traj_make(sr_ses *ses, held a, uint32_t row, held b) {
+static inline int traj_try(sr_ses *ses, held a, uint32_t row, held b, held *out) {
     sr_run runs[2 * N_COLS];
     uint32_t first[N_COLS + 1], flags[N_COLS] = {0};
     for (uint32_t c = 0; c < N_COLS; c++) {
@@ -120,8 +121,12 @@ static inline held traj_make(sr_ses *ses, held a, uint32_t row, held b) {
         first[c] = 2 * c;
     }
     first[N_COLS] = 2 * N_COLS;
+    return sr_traj_new(ses, N_COLS, first, flags, runs, &out->off, &out->position);
+}
+
+static inline held traj_make(sr_ses *ses, held a, uint32_t row, held b) {
     held t;
-    CHECK(sr_traj_new(ses, N_COLS, first, flags, runs, &t.off, &t.position) == SR_OK);
+    CHECK(traj_try(ses, a, row, b, &t) == SR_OK);
     return t;
 }
 

@@ -1,0 +1,198 @@
+/* test_fault_points.c: each thing that may fail is made to fail, one after the other, in each
+ * operation: memory of the process and of the store, its capacity, waiting. Built with SR_FAULT.
+ * After a failure nothing has changed, and the same call succeeds.
+ *
+ * Locks are not among them: a robust mutex fails only once what it protects is given up. */
+#include "step_survivor.h"
+
+#define POINTS_MAX 200u
+
+static uint32_t armed, passed; /* the armed-th point from now fails; 0: none does */
+static const char *failed;
+
+int sr_fault(const char *name) {
+    if (armed == 0 || ++passed != armed) return 0;
+    failed = name;
+    return 1;
+}
+
+static void arm(uint32_t n) {
+    armed = n;
+    passed = 0;
+    failed = NULL;
+}
+
+/* Without these the operation is slower, and succeeds. */
+static int is_help_only(const char *name) {
+    return strcmp(name, "populate") == 0 || strcmp(name, "calloc") == 0 ||
+           strcmp(name, "futex") == 0;
+}
+
+/* What the operation did before it failed is what it says. */
+static void unchanged(const operation *op, world *w) {
+    contents now;
+    contents_read(&w->st, &now);
+    int64_t done = op->effect == INSERTS ? w->done : 0;
+    CHECK(now.info.inserts == w->before.info.inserts + done);
+    CHECK(now.info.samples == w->before.info.samples);
+    CHECK(now.info.pending == 0 && now.info.num_episodes >= w->before.info.num_episodes);
+    if (done > 0) return;
+    CHECK(now.n == w->before.n && now.info.deletes == w->before.info.deletes);
+    for (uint32_t i = 0; i < now.n; i++) {
+        const content *old = contents_find(&w->before, now.item[i].key);
+        CHECK(old != NULL && old->priority == now.item[i].priority);
+        CHECK(old->times_sampled == now.item[i].times_sampled);
+    }
+}
+
+static void leaves_nothing(world *w) {
+    if (w->actor.free_stack != NULL) CHECK(sr_session_close(&w->actor) == SR_OK);
+    if (w->third.free_stack != NULL) CHECK(sr_session_close(&w->third) == SR_OK);
+    for (uint32_t i = ACTOR; i <= THIRD; i++) CHECK(sr_participant_reclaim(&w->st, i) >= 0);
+    survivor_works(w, 0);
+    survivor_leaves_nothing(w);
+}
+
+static char where[128]; /* for whoever sees a check fail */
+
+static void say_where(void) {
+    if (where[0] != 0) fprintf(stderr, "in %s\n", where);
+}
+
+/* The operation with its n-th point failing. 0: it has no so many. */
+static int fail_at(const operation *op, const kind *k, uint32_t n) {
+    world w;
+    world_make(&w, k, op->fill);
+    contents_read(&w.st, &w.before);
+    if (op->prepare != NULL) op->prepare(&w);
+    contents_read(&w.st, &w.before);
+    uint64_t objects = n_objects(&w.st);
+    w.status = SR_OK;
+    w.done = 0;
+    arm(n);
+    op->run(&w);
+    const char *point = failed;
+    arm(0);
+    snprintf(where, sizeof where, "%s/%s, point %u (%s), status %d", op->name, k->name, n,
+             point != NULL ? point : "none", w.status);
+    survivor_check(&w.st, "after the failure");
+    int blocked = w.status == SR_WOULD_BLOCK; /* by a limiter that holds */
+    if (point != NULL && !is_help_only(point) && w.status != SR_OK && !blocked) {
+        CHECK(w.status != SR_CORRUPT || op->run == run_reclaim);
+        CHECK(op->effect == INSERTS || n_objects(&w.st) == objects);
+        unchanged(op, &w);
+        if (op->effect == INSERTS) { /* what is left of it */
+            uint32_t in = w.done;
+            w.status = sr_insert(&w.actor, 0, op->n - in, w.item + in, w.keys + in, &w.done,
+                                 &w.seq);
+            w.done += in;
+        } else {
+            op->run(&w);
+        }
+        blocked = w.status == SR_WOULD_BLOCK;
+    }
+    CHECK(w.status == SR_OK || blocked);
+    survivor_effect(op, &w, w.done);
+    leaves_nothing(&w);
+    world_drop(&w);
+    return point != NULL;
+}
+
+static void test_operations(void) {
+    uint32_t points = 0;
+    for (size_t i = 0; i < N_OPERATIONS; i++) {
+        for (size_t k = 0; k < N_KINDS; k++) {
+            const operation *op = &OPERATIONS[i];
+            if (op->first != NULL || (!op->every_kind && k != 1)) continue;
+            uint32_t n = 1;
+            while (n < POINTS_MAX && fail_at(op, &KINDS[k], n)) n++;
+            CHECK(n < POINTS_MAX);
+            points += n - 1;
+        }
+    }
+    printf("%u points failed\n", points);
+    CHECK(points > 50);
+    where[0] = 0;
+}
+
+/* ---------------------------------------------------------------- laying out, waiting */
+
+static void test_format(void) {
+    sr_table_config table = table_config(SR_SEL_UNIFORM, SR_SEL_FIFO, 10, 2);
+    sr_store_config cfg = {.capacity_bytes = 1u << 20, .generation = 7, .config_bytes = 2,
+                           .n_arenas = 2, .n_participants = 4, .n_sessions = 8, .n_tables = 1};
+    for (uint32_t n = 1;; n++) {
+        sr_store st = {.bytes = sr_store_bytes(&cfg, &table),
+                       .fd = memfd_create("table", MFD_CLOEXEC)};
+        CHECK(st.fd >= 0 && ftruncate(st.fd, (off_t)st.bytes) == 0);
+        st.base = mmap(NULL, st.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, st.fd,
+                       0);
+        CHECK(st.base != MAP_FAILED && n < POINTS_MAX);
+        arm(n);
+        int rc = sr_store_format(&st, &cfg, &table, "{}");
+        const char *point = failed;
+        arm(0);
+        if (point != NULL && !is_help_only(point)) {
+            sr_store other = {.base = st.base, .bytes = st.bytes, .fd = st.fd};
+            CHECK(rc != SR_OK && sr_store_attach(&other) == SR_WOULD_BLOCK); /* nobody joins it */
+        } else {
+            CHECK(rc == SR_OK);
+            check_store(&st);
+        }
+        store_drop(&st);
+        if (point == NULL) return;
+    }
+}
+
+/* A wait that the kernel refuses ends at once, and is counted neither before nor after. */
+static void test_wait(void) {
+    world w;
+    world_make(&w, &KINDS[0], 0);
+    sr_table *t = sr_table_at(&w.st, 0);
+    arm(1);
+    sr_wait_sample(&w.st, 0, atomic_load(&t->sample_seq), 100);
+    CHECK(failed != NULL && atomic_load(&t->sample_waiters) == 0);
+    arm(1);
+    sr_wait_insert(&w.st, 0, atomic_load(&t->insert_seq), 100);
+    CHECK(failed != NULL && atomic_load(&t->insert_waiters) == 0);
+    arm(0);
+    leaves_nothing(&w);
+    world_drop(&w);
+}
+
+/* More runs than a trajectory's first memory: it asks the process for more. */
+static void test_long_trajectory(void) {
+    enum { RUNS = 100 };
+    for (uint32_t n = 1;; n++) {
+        world w;
+        world_make(&w, &KINDS[0], 0);
+        sr_run runs[RUNS];
+        for (uint32_t i = 0; i < RUNS; i++) {
+            runs[i] = (sr_run){.block = w.block.off, .start = i % 3, .count = 1, .stride = 1};
+        }
+        const uint32_t first[] = {0, RUNS}, flags[] = {0};
+        uint64_t objects = n_objects(&w.st);
+        held t;
+        arm(n);
+        int rc = sr_traj_new(&w.actor, 1, first, flags, runs, &t.off, &t.position);
+        const char *point = failed;
+        arm(0);
+        if (point != NULL) {
+            CHECK(rc != SR_OK && n_objects(&w.st) == objects);
+            CHECK(sr_traj_new(&w.actor, 1, first, flags, runs, &t.off, &t.position) == SR_OK);
+        }
+        leaves_nothing(&w);
+        world_drop(&w);
+        if (point == NULL) return;
+    }
+}
+
+int main(void) {
+    CHECK(atexit(say_where) == 0);
+    test_operations();
+    test_format();
+    test_wait();
+    test_long_trajectory();
+    printf("test_fault_points: ok\n");
+    return 0;
+}
