@@ -102,14 +102,17 @@ class Server:
         for table in checked or ():
             table._bind(_Handle(self._connection, self._connection.number(table.name)))
         ref = weakref.ref(self)
-        self._threads = [
-            threading.Thread(
-                target=target, args=(ref, store.native, self._stopped), name=label, daemon=True
-            )
-            for target, label in ((_commit, "shmreplay-commit"), (_sweep, "shmreplay-janitor"))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for target, label in ((_commit, "shmreplay-commit"), (_sweep, "shmreplay-janitor")):
+                thread = threading.Thread(
+                    target=target, args=(ref, store.native, self._stopped), name=label, daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:  # no memory for a thread: no server, and no store either
+            self.stop()
+            raise
 
     @property
     def port(self) -> int:

@@ -1,0 +1,162 @@
+"""What the system refuses while a server or a client is made: files, address space, file sizes.
+
+A limit is set that allows nothing more, and raised step by step until all goes well. After each
+failure nothing is left behind, neither a descriptor nor a file, and without the limit it works.
+What fails inside the core: `native/test_fault_points.c`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shmreplay as reverb
+from shmreplay import errors, rate_limiters, selectors
+
+MIB = 1 << 20
+REFUSALS = (errors.ReverbError, OSError, MemoryError, RuntimeError)
+"""What may be raised: our own errors, and the system's or the interpreter's where it says more."""
+
+Run = Callable[[str, Sequence[tuple[Callable[..., None], tuple[Any, ...]]]], list[Any]]
+
+
+def serve(name: str) -> reverb.Server:
+    table = reverb.Table(
+        "t", selectors.Uniform(), selectors.Fifo(), 100, rate_limiters.MinSize(1), stripes=1
+    )
+    return reverb.Server([table], name=name, capacity=2 * MIB)
+
+
+def use(name: str) -> None:
+    """Everything for which a client needs the system: attaching, mapping, memory."""
+    with reverb.Client(f"shm://{name}") as client:
+        client.insert({"x": np.arange(3)}, {"t": 1.0}, timeout=10)
+        batch = client.sample_batch("t", 1, timeout=10)
+        assert batch.data["x"].tolist() == [[[0, 1, 2]]]
+
+
+@contextmanager
+def limited(which: int, limit: int) -> Iterator[None]:
+    old = resource.getrlimit(which)
+    resource.setrlimit(which, (limit, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, old)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def first_free_descriptor() -> int:
+    fd = os.open("/dev/null", os.O_RDONLY)
+    os.close(fd)
+    return fd
+
+
+def left_of(name: str) -> list[str]:
+    return [entry.name for entry in Path("/dev/shm").iterdir() if name in entry.name]
+
+
+def climb(
+    which: int, start: int, step: int, most: int, attempt: Callable[[], None], name: str | None
+) -> list[str]:
+    """Raises a limit until `attempt` succeeds. Gives what was raised on the way.
+
+    Args:
+        which: Limit of `resource`.
+        start: Its first value.
+        step: By how much it is raised.
+        most: How often at most.
+        attempt: Raises one of REFUSALS, or succeeds and leaves nothing.
+        name: Store of which a failure must leave nothing, if the attempt creates it.
+    """
+    refused = []
+    open_before = descriptors()
+    threads_before = threading.active_count()
+    for number in range(most):
+        try:
+            with limited(which, start + number * step):
+                attempt()
+        except REFUSALS as error:
+            refused.append(f"{type(error).__name__}: {error}")
+            del error
+            gc.collect()  # a traceback keeps what its frames hold
+            assert descriptors() == open_before, refused
+            assert threading.active_count() == threads_before, refused
+            assert name is None or not left_of(name), refused
+            continue
+        return refused
+    raise AssertionError(f"no end after {most} failures, the last ones {refused[-3:]}")
+
+
+# ---------------------------------------------------------------- in processes of their own
+
+
+def virtual_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def starting_limits(kind: str) -> tuple[int, int, int, int]:
+    """What `climb` begins with, in a process that has imported and used everything."""
+    return {
+        "files": (resource.RLIMIT_NOFILE, first_free_descriptor(), 1, 40),
+        "addresses": (resource.RLIMIT_AS, virtual_bytes(), MIB, 1000),
+        "file size": (resource.RLIMIT_FSIZE, 0, MIB, 1000),
+    }[kind]
+
+
+def warm_up(name: str) -> None:
+    threading.stack_size(64 * MIB)  # the C library keeps smaller ones for the next thread
+    with serve(name):
+        use(name)
+    gc.collect()
+
+
+def make_servers(result: Connection, name: str, kind: str) -> None:
+    """Sends how many failures there were before the limit was high enough."""
+
+    def make() -> None:
+        with serve(name):
+            pass
+
+    warm_up(name)
+    refused = climb(*starting_limits(kind), make, name)
+    with serve(name):
+        use(name)
+    result.send(len(refused))
+
+
+def make_clients(result: Connection, name: str, kind: str) -> None:
+    """The same for clients of a server in another process."""
+    warm_up(name + "-of-child")
+    refused = climb(*starting_limits(kind), lambda: use(name), None)
+    use(name)
+    result.send(len(refused))
+
+
+@pytest.mark.parametrize("kind", ["files", "addresses", "file size"])
+def test_servers(kind: str, run_processes: Run, unique_name: Callable[[], str]) -> None:
+    (failures,) = run_processes("spawn", [(make_servers, (unique_name(), kind))])
+    assert failures > 0
+
+
+@pytest.mark.parametrize("kind", ["files", "addresses"])
+def test_clients(kind: str, run_processes: Run, unique_name: Callable[[], str]) -> None:
+    name = unique_name()
+    with serve(name) as server:
+        (failures,) = run_processes("spawn", [(make_clients, (name, kind))])
+        assert failures > 0
+        server.check()
+        use(name)
