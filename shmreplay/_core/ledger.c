@@ -32,7 +32,9 @@ static int grow(sr_ses *ses, uint32_t cap) {
     uint64_t old_off = shared->ledger_off;
     memcpy(fresh, entries(ses), old_cap * sizeof *fresh);
     shared->ledger_off = off;
-    shared->ledger_cap = cap;
+    /* Crash: never a length beyond what the ledger named before it has. Here, below and where it is
+     * given back, the release keeps the compiler from changing the order. */
+    __atomic_store_n(&shared->ledger_cap, cap, __ATOMIC_RELEASE);
     uint64_t spare = old_off != sr_own_ledger(st, shared) ? old_off : 0;
     atomic_store_explicit(&shared->inflight[1], spare, memory_order_release);
     sr_unlock_session(ses);
@@ -50,7 +52,7 @@ static int start(sr_ses *ses) {
     if (rc != SR_OK) return rc;
     memset(shared->own_ledger, 0, sizeof shared->own_ledger);
     shared->ledger_off = sr_own_ledger(ses->st, shared);
-    shared->ledger_cap = SR_OWN_LEDGER;
+    __atomic_store_n(&shared->ledger_cap, SR_OWN_LEDGER, __ATOMIC_RELEASE);
     sr_unlock_session(ses);
     for (uint32_t p = SR_OWN_LEDGER; p > 0; p--) ses->free_stack[ses->n_free++] = p - 1;
     return SR_OK;

@@ -45,7 +45,10 @@ int sr_participant_in_use(const sr_store *st, uint32_t number) {
 /* Free a place for the next. Nobody but its owner (or who reclaims it) comes here. */
 static void vacate(sr_session *s) {
     atomic_store_explicit(&s->borrowed_ns, 0, memory_order_relaxed);
-    s->participant = SR_NONE; /* so that a claim by another is never taken for one of this owner */
+    /* As while it is claimed: whoever dies here can still be told as its owner. */
+    uint32_t claim = SR_CLAIMED | s->participant << 2;
+    atomic_store_explicit(&s->state, claim, memory_order_release);
+    __atomic_store_n(&s->participant, SR_NONE, __ATOMIC_RELEASE);
     /* SYNC POINT: release: the next owner sees all that this one did. */
     atomic_store_explicit(&s->state, 0, memory_order_release);
 }
@@ -100,9 +103,9 @@ static int close_session(sr_ses *ses) {
     if (rc == SR_OK) {
         uint64_t spare = s->ledger_off != sr_own_ledger(st, s) ? s->ledger_off : 0;
         atomic_store_explicit(&s->inflight[1], spare, memory_order_release);
-        s->ledger_off = 0;
-        s->ledger_cap = 0;
         s->ledger_used = 0;
+        s->ledger_cap = 0;
+        __atomic_store_n(&s->ledger_off, 0, __ATOMIC_RELEASE);
         sr_unlock_session(ses);
         rc = sr_free_outer(st, &s->inflight[1]);
     }

@@ -44,8 +44,10 @@ static uint32_t n_failures;
 static int is_lock(const sr_store *st, uint64_t off) {
     const sr_header *h = st->hdr;
     const char *at = st->base + off;
-    const char *m = (const char *)&h->schema_lock;
-    if (at >= m && at < m + sizeof(sr_mutex)) return 1;
+    const char *m = (const char *)&h->schema_lock; /* the one for repairs follows it */
+    if (at >= m && at < m + 2 * sizeof(sr_mutex)) return 1;
+    m = (const char *)sr_session_lock(st, 0);
+    if (at >= m && at < m + SR_SESSION_LOCKS * sizeof(sr_mutex)) return 1;
     for (uint32_t i = 0; i < h->n_tables; i++) {
         m = (const char *)&sr_table_at(st, i)->limiter_lock;
         if (at >= m && at < m + sizeof(sr_mutex)) return 1;
@@ -92,8 +94,10 @@ static void name_byte(const sr_store *st, uint64_t off, char *text, size_t bytes
 
 static progress *shared;
 
-static void hangs(int signal) {
-    (void)signal;
+static void hangs(int number) {
+    (void)number;
+    signal(SIGALRM, SIG_DFL); /* what follows may hang as well */
+    alarm(DEADLINE_S);
     static const char text[] = "HANGS\n";
     if (write(2, text, sizeof text - 1) < 0) _exit(3);
     __sanitizer_print_stack_trace();
@@ -109,7 +113,8 @@ static void aborts(int signal) {
 /* All cases from shared->next on, until one ends the process. */
 static void try_from_here(const flip_store *pristine, const image *im, const uint64_t *cases,
                           uint64_t n) {
-    signal(SIGALRM, hangs);
+    const struct sigaction alarmed = {.sa_handler = hangs, .sa_flags = SA_NODEFER};
+    CHECK(sigaction(SIGALRM, &alarmed, NULL) == 0);
     signal(SIGABRT, aborts);
     while (shared->next < n) {
         uint64_t number = cases[shared->next++];

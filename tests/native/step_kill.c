@@ -6,10 +6,9 @@
  * the one before: by default these are left out. A death is a real one each time: a child is
  * forked, stopped at the place and killed.
  *
- *   step_kill                       a share of the places, chosen by a seed that is printed
- *   step_kill --full                every instruction, repeats included
- *   step_kill --changes             every instruction that changes anything
- *   step_kill --seed N --share K    one place in K, other ones with another seed
+ *   step_kill                       every place that changes anything; of repairs only some
+ *   step_kill --full                every instruction, and all of repairs: hours
+ *   step_kill --share K --seed N    one of K of these places, other ones with another seed
  *   step_kill --only OPERATION[/KIND[@PLACE]]
  *   step_kill --failures N          places to name before giving up */
 #include "step_trace.h"
@@ -65,9 +64,13 @@ static void locks_of(const sr_store *st, pid_t pid, char *text, size_t bytes) {
     for (uint32_t i = 0; i < h->n_stripes; i++) {
         add_lock(text, bytes, &((sr_stripe *)sr_ptr(st, h->stripes_off))[i].lock, pid, "stripe", i);
     }
+    for (uint32_t i = 0; i < SR_SESSION_LOCKS; i++) {
+        add_lock(text, bytes, sr_session_lock(st, i), pid, "session", i);
+    }
     for (uint32_t i = 0; i < h->n_arenas; i++) {
         add_lock(text, bytes, &sr_arena_at(st, i)->lock, pid, "arena", i);
     }
+    add_lock(text, bytes, &h->repair_lock, pid, "repair", 0);
 }
 
 extern const char __executable_start, etext;
@@ -174,11 +177,24 @@ static void die_at(scene *s, uint32_t k, int janitor_first) {
 
 /* ---------------------------------------------------------------- one operation */
 
+/* A repair goes over everything: it has more places than all else together. */
+#define REPAIR_SHARE 16u
+
+static uint64_t share_of(const operation *op) {
+    return options.share * (op->first != NULL && !options.full ? REPAIR_SHARE : 1ull);
+}
+
+/* Of the ways to come to a repair, too, only some are walked in one run. */
+static int chosen_part(const operation *op, size_t kind, uint32_t part) {
+    if (op->first == NULL || options.full || options.only != NULL) return 1;
+    return (kind * 5 + part + options.seed) % REPAIR_SHARE == 0;
+}
+
 /* Is this place to be looked at in this run? By its number, so that all seeds cover all places. */
 static int chosen(const scene *s, uint32_t k) {
     if (k == s->steps.n - 1) return 1;
     if (!options.full && !s->steps.list[k].fresh) return 0;
-    return (k + options.seed) % options.share == 0;
+    return (k + options.seed) % share_of(s->op) == 0;
 }
 
 /* The first of two dies: `part` of the `PARTS` of the way through its operation, by places that
@@ -218,7 +234,7 @@ static void play_scene(scene *s, uint32_t part, long place) {
             die_at(s, k, 1);
             die_at(s, k, 0);
         } else {
-            die_at(s, k, (int)((k / options.share + options.seed) & 1));
+            die_at(s, k, (int)((k / share_of(s->op) + options.seed) & 1));
         }
     }
     image_drop(&now);
@@ -287,6 +303,7 @@ int main(int argc, char **argv) {
             if (!OPERATIONS[i].every_kind && k != 1) continue;
             if (!named(&OPERATIONS[i], &KINDS[k], &place)) continue;
             for (uint32_t part = 1; part < (OPERATIONS[i].first != NULL ? PARTS : 2); part++) {
+                if (!chosen_part(&OPERATIONS[i], k, part)) continue;
                 play(&OPERATIONS[i], &KINDS[k], part, place);
             }
         }
