@@ -1,6 +1,7 @@
 #include "reach.h"
 
 #include "arena.h"
+#include "fault.h"
 #include "ledger.h"
 #include "steps.h"
 
@@ -13,7 +14,7 @@ int sr_reach_begin(sr_store *st, sr_reach *r) {
             return SR_CORRUPT;
         }
         uint64_t words = (a->committed_end - a->start) / SR_LINE / 64 + 1;
-        r->marks[i] = calloc(words, sizeof *r->marks[i]);
+        r->marks[i] = SR_FAULT_POINT("calloc") ? NULL : calloc(words, sizeof *r->marks[i]);
         if (r->marks[i] == NULL) {
             sr_reach_end(r);
             return SR_SYS;

@@ -123,7 +123,7 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
 /* Without the memory for it, pages are simply mapped at their first touch. */
 static void keep_pages(sr_store *st) {
     if (st->touched != NULL) return;
-    if (SR_FAULT_POINT("calloc")) return;
+    if (SR_FAULT_POINT("pages")) return;
     st->touched = calloc(st->bytes / SR_PAGE / 64 + 1, sizeof *st->touched);
 }
 

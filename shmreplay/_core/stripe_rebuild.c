@@ -1,4 +1,5 @@
 /* stripe_rebuild.c: what follows from a stripe's slots, made anew. */
+#include "fault.h"
 #include "index.h"
 #include "stripe.h"
 
@@ -61,10 +62,10 @@ int sr_stripe_rebuild(sr_store *st, sr_table *t, sr_stripe *s, uint64_t *n_live)
     *n_live = 0;
     if (!sr_stripe_slots_ok(st, s) || !keys_ok(st, t, s)) return SR_CORRUPT;
     uint64_t most = s->slots_used + 1;
-    place *live = malloc(most * sizeof *live);
-    uint32_t *slots = malloc(most * sizeof *slots);
-    double *prios = malloc(most * sizeof *prios);
-    uint64_t *touches = malloc(most * sizeof *touches);
+    place *live = SR_FAULT_POINT("malloc") ? NULL : malloc(most * sizeof *live);
+    uint32_t *slots = SR_FAULT_POINT("malloc") ? NULL : malloc(most * sizeof *slots);
+    double *prios = SR_FAULT_POINT("malloc") ? NULL : malloc(most * sizeof *prios);
+    uint64_t *touches = SR_FAULT_POINT("malloc") ? NULL : malloc(most * sizeof *touches);
     int rc = SR_SYS;
     if (live != NULL && slots != NULL && prios != NULL && touches != NULL) {
         uint64_t n = walk_slots(st, t, s, live);
