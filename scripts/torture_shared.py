@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -166,6 +167,7 @@ def read_batch(batch: reverb.ReplaySample) -> list[tuple[int, list[int]]]:
 # --- heartbeats ---------------------------------------------------------------------------------
 
 _WORDS_A_SLOT = 8  # a cache line
+_BEATS, _SUCCESSES, _ITEMS, _LAST, _LONGEST, _LONGEST_AT = range(6)
 
 
 class Board:
@@ -196,30 +198,53 @@ class Board:
         """Tells workers, and the server, whether to end."""
         self._words[0] = 2 if close else int(stop)
 
+    def start(self, slot: int) -> None:
+        """A worker is about to be forked."""
+        self._words[self._word(slot, _LAST)] = time.monotonic_ns()
+        self._words[self._word(slot, _LONGEST)] = 0
+
     def beat(self, slot: int) -> None:
-        """An operation returned, with or without success."""
-        self._words[self._word(slot, 0)] += 1
+        """An operation returned, with or without success.
+
+        The worker itself measures how long that took: the supervisor may be late to look.
+        """
+        now = time.monotonic_ns()
+        took = now - self._words[self._word(slot, _LAST)]
+        if took > self._words[self._word(slot, _LONGEST)]:
+            self._words[self._word(slot, _LONGEST)] = took
+            self._words[self._word(slot, _LONGEST_AT)] = self.beats(slot)
+        self._words[self._word(slot, _LAST)] = now
+        self._words[self._word(slot, _BEATS)] += 1
 
     def done(self, slot: int) -> None:
         """An operation succeeded."""
-        self._words[self._word(slot, 1)] += 1
+        self._words[self._word(slot, _SUCCESSES)] += 1
         self.beat(slot)
 
     def read(self, slot: int, items: int) -> None:
         """So many items were read and found right."""
-        self._words[self._word(slot, 2)] += items
+        self._words[self._word(slot, _ITEMS)] += items
 
     def beats(self, slot: int) -> int:
         """Operations that returned."""
-        return self._words[self._word(slot, 0)]
+        return self._words[self._word(slot, _BEATS)]
+
+    def idle_s(self, slot: int) -> float:
+        """Seconds since the last beat, or since the start."""
+        return (time.monotonic_ns() - self._words[self._word(slot, _LAST)]) / 1e9
+
+    def longest(self, slot: int) -> tuple[float, int]:
+        """Longest time between two beats since the start in seconds, and beats before it."""
+        word = self._word
+        return self._words[word(slot, _LONGEST)] / 1e9, self._words[word(slot, _LONGEST_AT)]
 
     def successes(self, slot: int) -> int:
         """Operations that succeeded."""
-        return self._words[self._word(slot, 1)]
+        return self._words[self._word(slot, _SUCCESSES)]
 
     def items_read(self) -> int:
         """Items that workers read and found right."""
-        return sum(self._words[_WORDS_A_SLOT + 2 :: _WORDS_A_SLOT])
+        return sum(self._words[_WORDS_A_SLOT + _ITEMS :: _WORDS_A_SLOT])
 
 
 # --- journals -----------------------------------------------------------------------------------

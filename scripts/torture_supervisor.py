@@ -62,14 +62,12 @@ class _Slot:
     pid: int = 0
     who: int = 0
     beats: int = 0
-    beat_at: float = 0.0
+    """Those of the processes before this one."""
     successes: int = 0
     success_at: float = 0.0
     resume_at: float | None = None
     kill_then: bool = False
     killed: bool = False
-    fresh: bool = True
-    """Whether it has not done anything yet."""
     stalled: bool = False
 
 
@@ -129,7 +127,6 @@ class Supervisor:
     def _disturb(self, until: float) -> None:
         """Kills and stops workers until a time."""
         strike_at = time.monotonic()
-        self._slots[0].beat_at = strike_at  # it ran during the audit
         for slot in self._slots:
             # Goes on over audits and kills: where all workers hang, those would hide it.
             slot.success_at += strike_at - self._paused_at
@@ -175,7 +172,6 @@ class Supervisor:
                 else:
                     slot.resume_at = None
                     os.kill(slot.pid, signal.SIGCONT)
-                    slot.beat_at = time.monotonic()
 
     # ------------------------------------------------------------------ processes
 
@@ -207,12 +203,11 @@ class Supervisor:
                 work_until_stopped(work, slot.role)
             work.journal.write(ENDED)
 
+        slot.beats, slot.successes = board.beats(slot.number), board.successes(slot.number)
+        board.start(slot.number)
         slot.pid = fork(body, self._path(who, "txt"))
         work.journal.close()
-        slot.beats, slot.successes = board.beats(slot.number), board.successes(slot.number)
-        slot.beat_at = time.monotonic()
-        slot.resume_at = None
-        slot.fresh, slot.stalled = True, False
+        slot.resume_at, slot.stalled = None, False
 
     def _start_server(self) -> None:
         """Starts the server and waits until its store is there."""
@@ -229,8 +224,8 @@ class Supervisor:
     def _kill(self, slot: _Slot) -> None:
         """Kills a worker; when it is dead, `_reap` starts the next one in its place."""
         os.kill(slot.pid, signal.SIGKILL)
-        if slot.resume_at is None and self._board.beats(slot.number) == slot.beats:
-            self._note_stall(slot, time.monotonic() - slot.beat_at)
+        if slot.resume_at is None:
+            self._note_stall(slot, self._board.idle_s(slot.number))
         slot.killed = True
 
     def _bury(self, slot: _Slot, status: int) -> None:
@@ -290,18 +285,14 @@ class Supervisor:
         for slot in self._slots:
             if slot.killed or slot.resume_at is not None:
                 continue
-            beats, successes = self._board.beats(slot.number), self._board.successes(slot.number)
-            if beats != slot.beats:
-                self._note_stall(slot, now - slot.beat_at)
-                slot.beats, slot.beat_at = beats, now
-                slot.fresh = slot.stalled = False
-            elif now - slot.beat_at > STALL_S and not slot.stalled:
+            idle, successes = self._board.idle_s(slot.number), self._board.successes(slot.number)
+            if idle > STALL_S and not slot.stalled:
                 slot.stalled = True
                 self.totals.stalled.append(in_short(slot.pid, slot.role))
+            if idle > STUCK_S:
+                self._fail_stuck(slot, idle)
             if successes != slot.successes:
                 slot.successes, slot.success_at = successes, now
-            if now - slot.beat_at > STUCK_S:
-                self._fail_stuck(slot, now - slot.beat_at)
             if now - slot.success_at > STUCK_S:
                 self.totals.stuck += 1
                 self._fail(
@@ -309,12 +300,17 @@ class Supervisor:
                     f"{now - slot.success_at:.0f} s{self._evidence(slot)}"
                 )
 
-    def _note_stall(self, slot: _Slot, seconds: float) -> None:
-        if seconds > STALL_S:
+    def _note_stall(self, slot: _Slot, idle: float = 0.0) -> None:
+        """Counts the longest time that a process was at one operation, if that is long."""
+        longest, beats = self._board.longest(slot.number)
+        if idle > longest:
+            longest, beats = idle, self._board.beats(slot.number)
+        if longest > STALL_S:
             self.totals.stalls += 1
-        if seconds > self.totals.longest_stall_s:
-            self.totals.longest_stall_s = seconds
-            self.totals.longest_stall_of = slot.role + (" at its start" if slot.fresh else "")
+        if longest > self.totals.longest_stall_s:
+            self.totals.longest_stall_s = longest
+            at_start = " at its start" if beats == slot.beats else ""
+            self.totals.longest_stall_of = slot.role + at_start
 
     def _fail_stuck(self, slot: _Slot, seconds: float) -> None:
         self._note_stall(slot, seconds)
@@ -356,7 +352,7 @@ class Supervisor:
             with_server = self._options.kill_server and self._random.random() < 0.5
             victims = self._slots if with_server else self._slots[1:]
             for slot in victims:
-                os.kill(slot.pid, signal.SIGKILL)
+                self._kill(slot)
             for slot in victims:
                 self._bury(slot, os.waitpid(slot.pid, 0)[1])
             if with_server:
@@ -370,7 +366,8 @@ class Supervisor:
         self._reap()
         self._take_in(self._audit())
         for path in self._directory.iterdir():
-            path.unlink()
+            if path != self._path(self._slots[0].who, "txt"):
+                path.unlink()
         self._ended.clear()
 
     def _join(self, slot: _Slot) -> None:
@@ -378,6 +375,7 @@ class Supervisor:
         if status is None:
             self._fail_stuck(slot, _STOP_DEADLINE_S)
         assert status is not None
+        self._note_stall(slot)
         slot.pid = 0
         if not os.WIFEXITED(status):
             self._fail(f"the {slot.role} died of signal {os.WTERMSIG(status)}{self._said(slot)}")
