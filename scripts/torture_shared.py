@@ -257,7 +257,6 @@ UPDATING: Final = 5  # second: key; value: new priority. This is about to be don
 UPDATED: Final = 6  # the same, done
 DELETING: Final = 7  # second: key. This is about to be done
 DELETED: Final = 8
-ENDED: Final = 9  # the worker ended by itself
 
 _RECORD = struct.Struct("<HHIqQd")
 

@@ -32,7 +32,7 @@ from torture_processes import (
     wait,
     where,
 )
-from torture_shared import ENDED, Board, Journal, make_tables, read_journal
+from torture_shared import Board, Journal, make_tables, read_journal
 from torture_totals import Options, Totals
 from torture_workers import ROLES, SERVER, Work, serve, work_until_stopped
 
@@ -85,6 +85,7 @@ class Supervisor:
         self._ended: list[tuple[int, str, bool]] = []
         self._next_who = 1
         self._recover = False
+        self._end = 0.0
         self._paused_at = 0.0
         self.totals = Totals(seed=options.seed)
 
@@ -97,7 +98,7 @@ class Supervisor:
         try:
             self._play()
         except RunFailedError:
-            self._kill_all()  # what is wrong is in the report
+            self._kill_all()  # why is in the report
         finally:
             self._clean_up()
             self.totals.seconds = time.monotonic() - started
@@ -109,8 +110,7 @@ class Supervisor:
         return time.monotonic() < self._end and not enough
 
     def _play(self) -> None:
-        """One store's life."""
-        self._recover = False
+        """The life of the store."""
         self._paused_at = time.monotonic()
         for slot in self._slots:
             slot.success_at = self._paused_at
@@ -154,9 +154,7 @@ class Supervisor:
             return
         if not stop:
             self._kill(slot)
-        elif all(other.resume_at is None for other in self._slots) and (
-            slot.role != SERVER or self._options.kill_server
-        ):
+        elif all(other.resume_at is None for other in self._slots):
             # One at a time: what waits for several in a row would wait for longer than one stop.
             os.kill(slot.pid, signal.SIGSTOP)
             self.totals.stops += 1
@@ -201,7 +199,6 @@ class Supervisor:
                 )
             else:
                 work_until_stopped(work, slot.role)
-            work.journal.write(ENDED)
 
         slot.beats, slot.successes = board.beats(slot.number), board.successes(slot.number)
         board.start(slot.number)
@@ -397,6 +394,7 @@ class Supervisor:
         pid = fork(body, messages)
         status = wait(pid, _AUDIT_DEADLINE_S)
         if status != 0:
+            self._reap_one(self._slots[0])  # if the server is why, that says more
             self._fail(f"an audit failed (status {status}):\n{messages.read_text()[-4000:]}")
         return Findings(**json.loads(answer.read_text()))
 
