@@ -29,6 +29,7 @@ def parse(arguments: list[str]) -> tuple[Options, bool]:
     parser.add_argument("--kills", type=int, help="end earlier, after so many kills")
     parser.add_argument("--rate", type=float, default=20.0, help="kills a second to try for")
     parser.add_argument("--audit-every", type=float, default=8.0, help="seconds between audits")
+    parser.add_argument("--stall", type=float, default=2.0, help="seconds that are a stall")
     parser.add_argument("--kill-server", action="store_true", help="kill the server as well")
     parser.add_argument("--name", default="", help="of the store")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -41,6 +42,7 @@ def parse(arguments: list[str]) -> tuple[Options, bool]:
         kills=given.kills,
         rate=given.rate,
         audit_every_s=given.audit_every,
+        stall_s=given.stall,
         kill_server=given.kill_server,
         name=given.name,
     ), given.json
@@ -63,7 +65,7 @@ def report(totals: Totals) -> None:
     print(f"repairs               {totals.repairs}")
     print(f"tables shut           {totals.tables_shut}")
     print(f"longest stall         {totals.longest_stall_s:.2f} s {totals.longest_stall_of}")
-    print(f"stalls over 2 s       {totals.stalls}")
+    print(f"stalls                {totals.stalls}")
     print(f"stuck                 {totals.stuck}")
     print(f"bad payloads          {totals.bad_payloads}")
     print(f"bytes leaked          {totals.bytes_leaked}")

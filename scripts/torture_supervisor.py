@@ -38,9 +38,6 @@ from torture_workers import ROLES, SERVER, Work, serve, work_until_stopped
 
 import shmreplay as reverb
 
-STALL_S: Final = 2.0
-"""Seconds without progress of a running worker that count as a stall."""
-
 STUCK_S: Final = 20.0
 """Seconds without progress after which a worker is taken to hang."""
 
@@ -283,7 +280,7 @@ class Supervisor:
             if slot.killed or slot.resume_at is not None:
                 continue
             idle, successes = self._board.idle_s(slot.number), self._board.successes(slot.number)
-            if idle > STALL_S and not slot.stalled:
+            if idle > self._options.stall_s and not slot.stalled:
                 slot.stalled = True
                 self.totals.stalled.append(in_short(slot.pid, slot.role))
             if idle > STUCK_S:
@@ -302,7 +299,7 @@ class Supervisor:
         longest, beats = self._board.longest(slot.number)
         if idle > longest:
             longest, beats = idle, self._board.beats(slot.number)
-        if longest > STALL_S:
+        if longest > self._options.stall_s:
             self.totals.stalls += 1
         if longest > self.totals.longest_stall_s:
             self.totals.longest_stall_s = longest

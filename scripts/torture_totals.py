@@ -15,6 +15,8 @@ class Options:
     rate: float = 20.0
     """Kills a second that are tried for."""
     audit_every_s: float = 8.0
+    stall_s: float = 2.0
+    """Seconds at one operation of a running worker that count as a stall."""
     kill_server: bool = False
     name: str = ""
     capacity: int = 256 << 20
