@@ -23,6 +23,7 @@ int sr_mutex_init(sr_mutex *m) {
  * microseconds: try for about two microseconds before sleeping. Longer would only burn time that
  * a preempted owner needs. */
 #define SPINS 12u
+#define LOCK_SLICE_MS 100
 
 static inline void spin_pause(uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
@@ -46,9 +47,35 @@ static inline int seems_held(const sr_mutex *m) {
 #endif
 }
 
+/* Seconds and nanoseconds since the epoch, `ms` from now. */
+static struct timespec deadline_in(long ms) {
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    ts.tv_nsec += ms * 1000000L;
+    ts.tv_sec += ts.tv_nsec / 1000000000L;
+    ts.tv_nsec %= 1000000000L;
+    return ts;
+}
+
+/* As pthread_mutex_lock, but looks again every 100 ms, because a wake-up can get lost: the owner
+ * lets go and wakes B of two sleepers B and C; D takes the free lock, without the mark that says
+ * that somebody sleeps; B is killed before it could set that again; D lets go and wakes nobody. The
+ * kernel passes the wake-up of a dead one on only where the lock is still free. A deadline that
+ * has passed costs nothing where the lock is free, so that the clock is read only to sleep. */
+static int lock_in_slices(sr_mutex *m) {
+    static const struct timespec passed = {0};
+    struct timespec deadline = SR_UNLIKELY(seems_held(m)) ? deadline_in(LOCK_SLICE_MS) : passed;
+    int rc = pthread_mutex_timedlock(&m->m, &deadline);
+    while (SR_UNLIKELY(rc == ETIMEDOUT)) {
+        deadline = deadline_in(LOCK_SLICE_MS);
+        rc = pthread_mutex_timedlock(&m->m, &deadline);
+    }
+    return rc;
+}
+
 int sr_lock_inner(sr_store *st, sr_mutex *m) {
     for (uint32_t i = 0; SR_UNLIKELY(seems_held(m)) && i < SPINS; i++) spin_pause(2 + i / 4);
-    int rc = pthread_mutex_lock(&m->m);
+    int rc = lock_in_slices(m);
     if (SR_LIKELY(rc == 0)) {
         /* SYNC POINT: relaxed: whoever met a dead owner in this lock marked the store dirty before
          * it let go of it. What lies under other locks is sound as long as this one is. */
@@ -80,7 +107,7 @@ int sr_lock(sr_store *st, sr_mutex *m) {
 }
 
 int sr_lock_anyway(sr_mutex *m) {
-    int rc = pthread_mutex_lock(&m->m);
+    int rc = lock_in_slices(m);
     if (rc == EOWNERDEAD) rc = pthread_mutex_consistent(&m->m);
     return rc == 0 ? SR_OK : SR_CORRUPT;
 }
