@@ -67,7 +67,8 @@ def test_nothing_is_lost_torn_stuck_or_leaked(
 ) -> None:
     name = unique_name()
     # A machine with other work may hold a process up for seconds: only what hangs is a fault here.
-    options = ["--seconds", str(SECONDS), "--seed", "1", "--stall", "15", "--json"]
+    options = ["--seconds", str(SECONDS), "--seed", "1", "--kill-server"]
+    options += ["--stall", "15", "--json"]
     with torture(tmp_path, name, *options) as run:
         output, _ = run.communicate(timeout=SECONDS + DEADLINE_S)
     assert run.returncode == 0, output
