@@ -93,9 +93,9 @@ cdef class StructuredCore:
     cdef list columns          # Column of each of them, None: not seen yet
     cdef list plans
     cdef object n_leaves       # of a step, None: no step seen yet
-    cdef Node node             # structure of the last whole step
-    cdef AppendPlan plain      # the same where it is a flat dict
-    cdef Group group           # of all used columns
+    cdef Node node             # structure of the steps
+    cdef Group group           # of all used columns, once a whole step of it was seen
+    cdef AppendPlan plain      # how to write a flat dict that has all used columns
     cdef int64_t used_steps    # steps with a value of a used column
     cdef int64_t newest_used   # the last of them
     cdef bint held             # an item was held back by the limiter
@@ -201,13 +201,44 @@ cdef class StructuredCore:
     cdef bint append_slowly(self, object data) except -1:
         """Anything but a flat dict of plain leaves. True if a used column got a value."""
         cdef list leaves = []
-        if (self.node is not None and self.group is not None and not self.writer.step_open
-                and flatten_by(data, self.node, leaves)):
+        cdef list given
+        if self.node is None or not flatten_with_gaps(data, self.node, leaves):
+            return self.append_new(data)
+        given = self.given_of(leaves)
+        if given is None:
+            return self.append_new(data)
+        cdef bint whole = len(given) == len(self.used)
+        if given:
             try:
-                self.writer.write_row(self.group, self.columns, [leaves[i] for i in self.used])
+                if whole and self.group is not None:
+                    self.writer.write_row(
+                        self.group, self.columns, [leaves[i] for i in self.used])
+                else:
+                    self.write_some(leaves, given)
             except errors.ReverbError as e:
                 raise relabelled(e, flatten_with_path(data)) from None
-            return True
+        if whole and self.group is None:
+            self.learn(data, True)
+        return len(given) > 0
+
+    cdef list given_of(self, list leaves):
+        """Used columns (their positions) that have a value; None if one of them is new, or has a
+        value of this step already.
+        """
+        cdef list given = []
+        cdef Py_ssize_t i
+        for i in range(len(self.used)):
+            if leaves[self.used[i]] is None:
+                continue
+            if self.columns[i] is None:
+                return None
+            if self.writer.step_open and (<Column>self.columns[i]).open_step == self.writer.step:
+                return None
+            given.append(i)
+        return given
+
+    cdef bint append_new(self, object data) except -1:
+        """A structure other than the last one, or new columns, or something wrong."""
         flat = flatten_with_path(data)
         check_step(flat, self.n_leaves, self.used)
         cdef list given = []   # positions among the used columns
@@ -224,15 +255,14 @@ cdef class StructuredCore:
                 raise set_twice(index, path)
         if given:
             try:
-                self.write_some(flat, given)
+                self.write_some([leaf for _, leaf in flat], given)
             except errors.ReverbError as e:
                 raise relabelled(e, flat) from None
-            if len(given) == len(self.used):
-                self.learn(data)
         self.n_leaves = len(flat)
+        self.learn(data, len(given) == len(self.used))
         return len(given) > 0
 
-    cdef int write_some(self, list flat, list given) except -1:
+    cdef int write_some(self, list leaves, list given) except -1:
         """Write these of the used columns."""
         cdef WriterCore w = self.writer
         cdef list columns = [self.columns[i] for i in given]
@@ -240,26 +270,28 @@ cdef class StructuredCore:
         if None not in columns:
             group = w.groups.get(tuple([(<Column>c).number for c in columns]))
         if group is not None:
-            w.write_row(group, columns, [flat[self.used[i]][1] for i in given])
+            w.write_row(group, columns, [leaves[self.used[i]] for i in given])
             return 0
-        w.append_slowly({self.used[i]: flat[self.used[i]][1] for i in given})
+        w.append_slowly({self.used[i]: leaves[self.used[i]] for i in given})
         for i in given:
             self.columns[i] = w.by_path[(self.used[i],)]
         return 0
 
-    cdef int learn(self, object data) except -1:
-        """Remember the structure of a step that had all used columns."""
-        cdef Node node = compile_node(data)
+    cdef int learn(self, object data, bint whole) except -1:
+        """Remember the structure of a step; of a whole one also how to write it at once."""
         cdef Node keys
-        self.group = self.writer.groups.get(tuple([(<Column>c).number for c in self.columns]))
+        self.node = compile_node(data)
+        self.group = None
         self.plain = None
-        self.node = node
-        if node is None or not is_flat(node) or self.group.total >= NOGIL_BYTES:
+        if not whole:
+            return 0
+        self.group = self.writer.groups.get(tuple([(<Column>c).number for c in self.columns]))
+        if self.node is None or not is_flat(self.node) or self.group.total >= NOGIL_BYTES:
             return 0
         keys = Node.__new__(Node)
         keys.kind = NODE_DICT
-        keys.keys = tuple([node.keys[i] for i in self.used])
-        keys.n = node.n
+        keys.keys = tuple([self.node.keys[i] for i in self.used])
+        keys.n = self.node.n
         self.plain = AppendPlan.__new__(AppendPlan)
         self.plain.node = keys
         self.plain.flat = True
@@ -520,3 +552,28 @@ cdef inline double number_at(void *p, int code) noexcept:
     if code == 11:
         return (<float *>p)[0]
     return (<double *>p)[0]
+
+
+cdef int flatten_with_gaps(object data, Node node, list out) except -1:
+    """`flatten_by` for data whose leaves may be None."""
+    cdef Py_ssize_t i
+    cdef PyObject *found
+    if node.kind == NODE_LEAF:
+        if isinstance(data, (dict, list, tuple)):
+            return 0
+        out.append(data)
+        return 1
+    if node.kind == NODE_DICT:
+        if type(data) is not dict or len(<dict>data) != node.n:
+            return 0
+        for i in range(node.n):
+            found = PyDict_GetItemWithError(data, node.keys[i])
+            if found == NULL or not flatten_with_gaps(<object>found, <Node>node.children[i], out):
+                return 0
+        return 1
+    if type(data) is not node.cls or len(data) != node.n:
+        return 0
+    for i in range(node.n):
+        if not flatten_with_gaps(data[i], <Node>node.children[i], out):
+            return 0
+    return 1

@@ -38,15 +38,22 @@ comparisons = st.tuples(
 )
 conditions = st.one_of(comparisons, comparisons, st.just(("is_end_episode", "", 0)))
 # Whole steps as numpy arrays more often than not: the fast path wants them.
+kinds = st.sampled_from(["array", "python", "nested"])
 step_masks = st.one_of(st.just((True,) * 4), st.tuples(*[st.booleans()] * 4))
 steps = st.one_of(
-    st.tuples(st.just("step"), step_masks, st.booleans(), st.sampled_from(["array", "python"])),
+    st.tuples(st.just("step"), step_masks, st.booleans(), kinds),
     st.tuples(st.just("step"), st.just((True,) * 4), st.just(False), st.just("array")),
     st.tuples(st.just("end"), st.booleans()),
 )
 configs = st.tuples(
-    st.lists(columns, min_size=1, max_size=4),
-    st.lists(conditions, max_size=2),
+    st.one_of(
+        st.lists(columns, min_size=1, max_size=3),
+        # Just what one block has: the fast path wants it.
+        st.tuples(slices, st.sampled_from([1, 2, 4])).map(
+            lambda drawn: [(field, drawn[0]) for field in FIELDS[: drawn[1]]]
+        ),
+    ),
+    st.one_of(st.just([]), st.lists(conditions, min_size=1, max_size=2)),
     st.sampled_from([None, *FIELDS[:2]]),
 )
 
@@ -81,8 +88,10 @@ def make_step(number: int, mask: tuple[bool, ...], kind: str) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for field, there in zip(FIELDS, mask, strict=True):
         value = np.full(SHAPES[field], number % 7, DTYPES[field])
-        plain = kind == "array" or field == "i"
+        plain = kind != "python" or field == "i"
         data[field] = (value if plain else value[()]) if there else None
+    if kind == "nested":  # another structure of the same leaves
+        return {"f": data["f"], "rest": [data["g"], (data["h"], data["i"])]}
     return data
 
 
@@ -136,10 +145,10 @@ def items(client: reverb.Client, table: str) -> list[Any]:
     ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(configs, min_size=1, max_size=3),
-    st.lists(steps, min_size=1, max_size=30),
+    st.lists(steps, min_size=4, max_size=30),
     st.sampled_from([None, 1, 3]),
 )
 def test_the_native_core_does_what_the_evaluator_says(
