@@ -861,3 +861,16 @@ def test_inferred_signature_takes_the_items(make_client: MakeClient, make_writer
     write(writer, [step(np.full(5, i, np.float32), np.int32(i)) for i in range(8)])
     x, y, z = next(iter(client.sample(TABLE, emit_timesteps=False))).data
     assert (x[:, 0].tolist(), y[0], z.tolist()) == ([0, 2, 4, 6], 6, [4, 5])
+
+
+def test_waiting_after_the_server_was_stopped_ends(
+    make_client: MakeClient, make_writer: Writers
+) -> None:
+    server, client = make_client([reverb.Table.queue(TABLE, 1)])
+    writer = make_writer(client, config({"x": A[-1]}))
+    for data in count_up(2):
+        writer.append(data)
+    server.stop()
+    for wait in (writer.flush, writer.end_episode, writer.flush):
+        with pytest.raises(reverb.errors.ServerClosedError):
+            wait()
