@@ -1,14 +1,20 @@
 """Experience replay in shared memory, with Reverb's API: `import shmreplay as reverb`."""
 
 from shmreplay import (
+    checkpointers,
+    dataset,
     errors,
     item_selectors,
+    padding,
+    pybind,
     rate_limiters,
+    replay_sample,
     reverb_types,
     selectors,
     structured,
     structured_writer,
 )
+from shmreplay import selectors as distributions
 from shmreplay.client import Client
 from shmreplay.errors import DeadlineExceededError, ReverbError
 from shmreplay.replay_sample import ReplaySample, SampleInfo
@@ -16,6 +22,9 @@ from shmreplay.server import Server
 from shmreplay.spec import TensorSpec
 from shmreplay.structured_writer import StructuredWriter
 from shmreplay.table import Table
+from shmreplay.tf_client import TFClient
+from shmreplay.timestep_dataset import TimestepDataset
+from shmreplay.trajectory_dataset import TrajectoryDataset
 from shmreplay.trajectory_writer import TrajectoryColumn, TrajectoryWriter
 from shmreplay.writer import Writer
 
@@ -29,15 +38,24 @@ __all__ = [
     "SampleInfo",
     "Server",
     "StructuredWriter",
+    "TFClient",
     "Table",
     "TensorSpec",
+    "TimestepDataset",
     "TrajectoryColumn",
+    "TrajectoryDataset",
     "TrajectoryWriter",
     "Writer",
     "__version__",
+    "checkpointers",
+    "dataset",
+    "distributions",
     "errors",
     "item_selectors",
+    "padding",
+    "pybind",
     "rate_limiters",
+    "replay_sample",
     "reverb_types",
     "selectors",
     "structured",

@@ -43,14 +43,15 @@ __all__ = [
     "store_bytes",
 ]
 
-# key, probability, table_size, priority, times_sampled
-_Info: TypeAlias = tuple[int, float, int, float, int]
+# key, probability, table_size, priority, times_sampled, inserted_ns
+_Info: TypeAlias = tuple[int, float, int, float, int, int]
 _InfoArrays: TypeAlias = tuple[
     npt.NDArray[np.uint64],
     npt.NDArray[np.float64],
     npt.NDArray[np.int64],
     npt.NDArray[np.float64],
     npt.NDArray[np.int32],
+    npt.NDArray[np.uint64],
 ]
 
 @type_check_only

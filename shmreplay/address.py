@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
 from typing import NamedTuple
 
-from shmreplay import errors
+from shmreplay import errors, limits
 from shmreplay.segment import DIRECTORY, check_name, store_names
-from shmreplay.store import OPEN_TIMEOUT_S, Store
+from shmreplay.store import Store
 
-_POLL_S = 0.02
+_log = logging.getLogger(__name__)
+
+_FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.1
 _LOCAL = {"localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0"}
 
 
@@ -46,15 +49,17 @@ def parse(text: object) -> Address:
     return Address(None, host, int(port))
 
 
-def find_store(text: str, timeout: float = OPEN_TIMEOUT_S) -> str:
-    """Name of the store behind an address, waiting for a server that is starting.
+def find_store(text: str, timeout: float | None = None) -> str:
+    """Name of the store behind an address, waiting for a server that is not up yet.
 
     Args:
         text: The address.
         timeout: Seconds to wait at most; 0 looks once.
 
     Raises:
-        StoreNotFoundError: There is none on this machine; says what was looked for, and where.
+        DeadlineExceededError: No server of that port was up within the timeout.
+        StoreNotFoundError: Nor within `limits.SERVER_WAIT_S`, or it is not on this machine; says
+            what was looked for, and where.
     """
     parsed = parse(text)
     if parsed.name is not None:
@@ -64,17 +69,25 @@ def find_store(text: str, timeout: float = OPEN_TIMEOUT_S) -> str:
             f"{text!r} is on another machine; this version reaches stores of this machine "
             "('localhost:PORT' or 'shm://NAME')"
         )
-    end = time.monotonic() + timeout
-    name = Store.find_by_port(parsed.port)
-    while name is None and time.monotonic() < end:
-        time.sleep(_POLL_S)
-        name = Store.find_by_port(parsed.port)
-    if name is None:
-        raise errors.StoreNotFoundError(
-            f"no server is reachable at {text!r}: looked for {timeout:g} s for a store of user "
-            f"{os.geteuid()} in {DIRECTORY} that a living process uses and that has port "
-            f"{parsed.port}. Stores there: {', '.join(map(repr, store_names())) or 'none'}. Start "
-            "the server on this machine with this port and as this user, or see what there is with "
-            "`shmreplay ls`."
-        )
+    limit = limits.SERVER_WAIT_S if timeout is None else timeout
+    began, pause, log_after = time.monotonic(), _FIRST_POLL_S, limits.WAIT_LOG_AFTER_S
+    while (name := Store.find_by_port(parsed.port)) is None:
+        waited = time.monotonic() - began
+        if waited >= limit:
+            kind = errors.StoreNotFoundError if timeout is None else errors.DeadlineExceededError
+            raise kind(_nobody_there(text, parsed.port, limit))
+        if waited >= log_after:
+            log_after = waited + limits.WAIT_LOG_EVERY_S
+            _log.warning("waiting for %.1f s: %s", waited, _nobody_there(text, parsed.port, waited))
+        time.sleep(min(pause, max(limit - waited, 0.0)))
+        pause = min(2 * pause, _LAST_POLL_S)
     return name
+
+
+def _nobody_there(text: str, port: int, waited: float) -> str:
+    return (
+        f"no server is reachable at {text!r}: looked for {waited:g} s for a store of user "
+        f"{os.geteuid()} in {DIRECTORY} that a living process uses and that has port {port}. "
+        f"Stores there: {', '.join(map(repr, store_names())) or 'none'}. Start the server on this "
+        "machine with this port and as this user, or see what there is with `shmreplay ls`."
+    )

@@ -17,18 +17,22 @@ import numpy.typing as npt
 from shmreplay import _native, address, errors, limits, tree
 from shmreplay.batches import SampleOutput, gather, item_arrays, item_views
 from shmreplay.binding_support import as_array, bad_priority
+from shmreplay.compat import ignored_argument
 from shmreplay.connection import Connection, WaitLog, stopped
 from shmreplay.item_schema import Leaf
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.reverb_types import TableInfo
 from shmreplay.sampler import Prefetched, Sampler
 from shmreplay.spec import DTYPE_CODES
-from shmreplay.store import OPEN_TIMEOUT_S, Store
+from shmreplay.store import Store
 from shmreplay.structured_writer import Config, StructuredWriter
 from shmreplay.trajectory_writer import TrajectoryWriter, checked_keep_alive
 from shmreplay.writer import Writer
 
 __all__ = ["Borrowed", "Client"]
+
+# Seconds that attaching to a store takes at most where its server is up.
+_ATTACH_S = 0.05
 
 
 class Client:
@@ -39,10 +43,11 @@ class Client:
     """
 
     def __init__(self, server_address: str) -> None:
-        """Does not connect: the first call does, and waits for a server that is starting.
+        """Does not connect: the first call does, and waits for a server that is not up yet.
 
         Args:
-            server_address: `'localhost:PORT'` as from `Server.port`, or `'shm://NAME'`.
+            server_address: `'localhost:PORT'` as from `Server.port`, or `'shm://NAME'`, which is
+                not waited for.
 
         Raises:
             ArgumentTypeError: The address is not a string.
@@ -69,34 +74,52 @@ class Client:
         """Names the address."""
         return f"Client, server_address={self._server_address}"
 
-    def _connected(self, timeout: float = OPEN_TIMEOUT_S) -> Connection:
+    def _connected(self) -> Connection:
         connection = self._connection
         if connection is None or connection.unusable:
-            return self._connect(timeout)
+            return self._connect()
         return connection
 
-    def _connect(self, timeout: float) -> Connection:
+    def _reach(self, timeout: float | None) -> tuple[Connection, float | None]:
+        """The connection, and the seconds of the timeout that waiting for it has left."""
+        seconds = limits.checked_timeout(timeout)
+        connection = self._connection
+        if connection is not None and not connection.unusable:
+            return connection, seconds
+        began = time.monotonic()
+        connection = self._connect(seconds)
+        waited = time.monotonic() - began
+        # Just to attach takes no time worth counting, and messages then name what was given.
+        if seconds is None or waited < _ATTACH_S:
+            return connection, seconds
+        return connection, max(seconds - waited, 0.0)
+
+    def _connect(self, timeout: float | None = None) -> Connection:
         if self._connection is not None and self._connection.store.forked:
             # In a forked child: what was inherited belongs to the parent, the lock included.
             self._lock = threading.RLock()
             self._connection = None
             self._stash = {}
             self._insert_writers = []
-        with self._lock:
-            if self._closed:
-                raise errors.ServerClosedError("this client is closed; make a new Client")
-            if self._connection is None:
-                name = address.find_store(self._server_address, timeout)
-                self._connection = Connection(Store.open(name))
-            elif self._connection.unusable:
-                self._connect_again(self._connection)
-            return self._connection
+        name = None
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise errors.ServerClosedError("this client is closed; make a new Client")
+                if self._connection is None and name is not None:
+                    self._connection = Connection(Store.open(name))
+                elif self._connection is not None and self._connection.unusable:
+                    self._connect_again(self._connection)
+                if self._connection is not None:
+                    return self._connection
+            # Without the lock: other calls may have shorter timeouts, or close the client.
+            name = address.find_store(self._server_address, timeout)
 
     def _connect_again(self, old: Connection) -> None:
         """Attaches to the store of a server that was started after the old one had been stopped."""
         try:
             store = Store.open(address.find_store(self._server_address, 0.0))
-        except errors.StoreNotFoundError as error:
+        except (errors.StoreNotFoundError, errors.DeadlineExceededError) as error:
             raise stopped(self._server_address) from error
         if store.native.closed:  # its server is about to remove it
             store.release()
@@ -152,8 +175,7 @@ class Client:
             DeadlineExceededError: A limiter did not let the item in; names the tables that have it.
             ArenaFullError: No memory.
         """
-        seconds = limits.checked_timeout(timeout)
-        connection = self._connected()
+        connection, seconds = self._reach(timeout)
         if not isinstance(priorities, Mapping) or not priorities:
             raise errors.InvalidArgumentError(
                 f"priorities must be a non-empty dict of table name -> priority, got {priorities!r}"
@@ -258,8 +280,7 @@ class Client:
             DeadlineExceededError: Says how many of the first items are in.
             ArenaFullError: No memory; says how many of the first items are in.
         """
-        seconds = limits.checked_timeout(timeout)
-        connection = self._connected()
+        connection, seconds = self._reach(timeout)
         number = connection.number(table)
         columns, n = _batch_columns(data)
         prio = _batch_priorities(priorities, n)
@@ -288,20 +309,29 @@ class Client:
         return keys
 
     def trajectory_writer(
-        self, num_keep_alive_refs: int, *, validate_items: bool = True
+        self,
+        num_keep_alive_refs: int,
+        *,
+        validate_items: bool = True,
+        get_signature_timeout_ms: int | None = None,
     ) -> TrajectoryWriter:
         """A writer of steps, and of items that refer to them.
 
         Args:
             num_keep_alive_refs: Steps that stay within reach of `history`.
             validate_items: Check items against the table's signature in `create_item`.
+            get_signature_timeout_ms: Has no effect: signatures lie in shared memory and are not
+                waited for. Earlier releases of Reverb had it.
 
         Raises:
             InvalidArgumentError: num_keep_alive_refs < 1.
         """
+        if get_signature_timeout_ms is not None:
+            ignored_argument("Client.trajectory_writer", "get_signature_timeout_ms")
+        keep = checked_keep_alive(num_keep_alive_refs)
         return TrajectoryWriter(
             self._connected(),
-            checked_keep_alive(num_keep_alive_refs),
+            keep,
             validate_items=validate_items,
         )
 
@@ -445,13 +475,12 @@ class Client:
                 length and emit_timesteps is on.
             DeadlineExceededError: No item within the timeout.
         """
-        seconds = limits.checked_timeout(timeout)
         n = limits.checked_int("num_samples", num_samples)
         if n == 0 or n < -1:
             raise errors.InvalidArgumentError(
                 f"num_samples must be at least 1 (or -1, which yields nothing), got {n}"
             )
-        connection = self._connected()
+        connection, seconds = self._reach(timeout)
         number = connection.number(table)
         output = SampleOutput(
             connection.configs[number].signature() if unpack_as_table_signature else None,
@@ -503,8 +532,7 @@ class Client:
             DeadlineExceededError: Nothing was drawn within the timeout.
         """
         n = checked_batch_size(batch_size)
-        seconds = limits.checked_timeout(timeout)
-        connection = self._connected()
+        connection, seconds = self._reach(timeout)
         number = connection.number(table)
         return self._delivered(connection, number, self._draw(connection, number, n, seconds), out)
 
@@ -590,8 +618,7 @@ class Client:
             TableNotFoundError: There is no such table.
         """
         count = checked_batch_size(n)
-        seconds = limits.checked_timeout(timeout)
-        connection = self._connected()
+        connection, seconds = self._reach(timeout)
         number = connection.number(table)
 
         def draw() -> _native.Batch:
@@ -615,8 +642,7 @@ class Client:
             TableNotFoundError: There is no such table.
         """
         n = checked_batch_size(batch_size)
-        seconds = limits.checked_timeout(timeout)
-        connection = self._connected()
+        connection, seconds = self._reach(timeout)
         number = connection.number(table)
         return Sampler(
             lambda ended: self._draw_ahead(connection, number, n, seconds, ended), prefetch
@@ -711,26 +737,36 @@ class Client:
         """Settings and counters of every table.
 
         Args:
-            timeout: Seconds to wait for the server to be there; None or 0: as long as any call
-                does, about ten.
+            timeout: Seconds to wait for a server that is not up yet; None, or 0 as in Reverb: until
+                it is taken to be missing.
 
         Raises:
-            DeadlineExceededError: It was not, within the timeout.
-            StoreNotFoundError: It was not, and no timeout was given.
+            DeadlineExceededError: No server was up within the timeout.
+            StoreNotFoundError: There is no server.
             ServerClosedError: It was stopped.
         """
-        seconds = limits.checked_timeout(timeout)
-        if not seconds:
-            connection = self._connected()
-        else:
-            try:
-                connection = self._connected(max(seconds, 0.0))
-            except errors.StoreNotFoundError as error:
-                raise errors.DeadlineExceededError(
-                    f"server_info did not complete within the provided timeout of {timeout} s: "
-                    f"{error}"
-                ) from error
+        seconds = limits.checked_timeout(timeout) or None
+        try:
+            connection, _ = self._reach(seconds)
+        except errors.DeadlineExceededError as e:
+            raise errors.DeadlineExceededError(
+                f"ServerInfo call did not complete within provided timeout of {timeout}s: {e}"
+            ) from None
+        connection.check_open()
         return {name: connection.info(number) for name, number in connection.tables.items()}
+
+    def checkpoint(self) -> str:
+        """Would save the server's tables and return the path; this version saves nothing.
+
+        Raises:
+            InvalidArgumentError: The server has no checkpointer.
+        """
+        self._connected()
+        raise errors.InvalidArgumentError(
+            f"the server at {self._server_address!r} has no checkpointer: this version of "
+            "shmreplay saves no checkpoints, and nothing was saved. Keep what must outlive the "
+            "server elsewhere."
+        )
 
     def stats(self) -> dict[str, float]:
         """Counters of the store and of each table: a flat dict of numbers, units in the names."""

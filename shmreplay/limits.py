@@ -100,6 +100,9 @@ WRITER_WINDOW_ITEMS: Final = 128
 WAIT_SLICE_MS: Final = 100
 """Milliseconds of one slice of waiting: after it signals, deadline and dead owners are checked."""
 
+SERVER_WAIT_S: Final = 300.0
+"""Seconds that a client waits for a server which is not up yet: longer than one takes to start."""
+
 WAIT_LOG_AFTER_S: Final = 5.0
 """Seconds of waiting for a rate limiter after which the log says for what."""
 

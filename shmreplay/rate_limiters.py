@@ -234,10 +234,10 @@ class Queue(RateLimiter):
             size: Items that may be inserted and not yet sampled.
 
         Raises:
-            InvalidArgumentError: It is NaN.
+            InvalidArgumentError: It is NaN, or below 0.
             ArgumentTypeError: It is not a number.
         """
-        super().__init__(1.0, min_size_to_sample=1, min_diff=0.0, max_diff=_bound("size", size))
+        super().__init__(1.0, min_size_to_sample=1, min_diff=0.0, max_diff=_length("size", size))
 
 
 class Stack(RateLimiter):
@@ -250,10 +250,10 @@ class Stack(RateLimiter):
             size: Items that may be inserted and not yet sampled.
 
         Raises:
-            InvalidArgumentError: It is NaN.
+            InvalidArgumentError: It is NaN, or below 0.
             ArgumentTypeError: It is not a number.
         """
-        super().__init__(1.0, min_size_to_sample=1, min_diff=0.0, max_diff=_bound("size", size))
+        super().__init__(1.0, min_size_to_sample=1, min_diff=0.0, max_diff=_length("size", size))
 
 
 def _number(name: str, value: Any) -> float:
@@ -273,6 +273,15 @@ def _bound(name: str, value: Any) -> float:
         raise InvalidArgumentError(f"Got {name} nan; expected a number. Leave no NaN in limits.")
     # JSON has no infinity, and no sum of counters comes near the largest float.
     return min(max(number, -sys.float_info.max), sys.float_info.max)
+
+
+def _length(name: str, value: Any) -> float:
+    length = _bound(name, value)
+    if length < 0:
+        raise InvalidArgumentError(
+            f"Got {name} {value!r}; expected the number of items that may wait, at least 1."
+        )
+    return length
 
 
 def _positive(name: str, value: Any) -> int:

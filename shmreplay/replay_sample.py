@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,27 +10,59 @@ import numpy as np
 __all__ = ["INFO_DTYPES", "ReplaySample", "SampleInfo"]
 
 
-class SampleInfo(NamedTuple):
+class _Fields(NamedTuple):
+    """The fields of a `SampleInfo`: just those of Reverb, as programs unpack them."""
+
+    key: Any
+    probability: Any
+    table_size: Any
+    priority: Any
+    times_sampled: Any
+
+
+class SampleInfo(_Fields):
     """What a table knows of a sampled item, or of each item of a batch.
 
     Of one sample the fields are Python numbers; of a batch of B, arrays of shape [B] with the
-    dtypes of ``INFO_DTYPES``.
+    dtypes of ``INFO_DTYPES``:
+
+    * ``key``: Key of the item, uint64; for ``update_priorities``.
+    * ``probability``: Probability of selecting this item when it was sampled, float64.
+    * ``table_size``: Items in the table when it was sampled, before any removal by this sample,
+      int64.
+    * ``priority``: Priority of the item when it was sampled, float64.
+    * ``times_sampled``: How often the item has been sampled, this time included, int32.
     """
 
-    key: Any
-    """Key of the item, uint64; for ``update_priorities``."""
+    inserted_ns: Any = None
+    """When the item was inserted, to a few milliseconds: nanoseconds as of ``time.time_ns()``, an
+    int or uint64[B]. None where it is not known. No field of the tuple: Reverb's has five."""
 
-    probability: Any
-    """Probability of selecting this item when it was sampled, float64."""
+    def __new__(
+        cls,
+        key: Any,
+        probability: Any,
+        table_size: Any,
+        priority: Any,
+        times_sampled: Any,
+        inserted_ns: Any = None,
+    ) -> SampleInfo:
+        """Makes an info of its fields and, beside them, the time of insertion."""
+        self = super().__new__(cls, key, probability, table_size, priority, times_sampled)
+        if inserted_ns is not None:
+            self.inserted_ns = inserted_ns
+        return self
 
-    table_size: Any
-    """Items in the table when it was sampled, before any removal by this sample, int64."""
+    def age(self) -> Any:
+        """Seconds since the item was inserted: a float, or float64[B]; None where not known.
 
-    priority: Any
-    """Priority of the item when it was sampled, float64."""
-
-    times_sampled: Any
-    """How often the item has been sampled, this time included, int32."""
+        By the clock of day, so it may be slightly off, and below 0, where that was set meanwhile.
+        """
+        if self.inserted_ns is None:
+            return None
+        inserted = np.asarray(self.inserted_ns).astype(np.int64)
+        seconds = (np.int64(time.time_ns()) - inserted) * 1e-9
+        return seconds if inserted.ndim else float(seconds)
 
     @classmethod
     def zeros(cls, batch_size: int | None = None) -> SampleInfo:
@@ -37,6 +70,28 @@ class SampleInfo(NamedTuple):
         if batch_size is None:
             return cls(key=0, probability=0.0, table_size=0, priority=0.0, times_sampled=0)
         return cls(*(np.zeros(batch_size, dtype) for dtype in INFO_DTYPES))
+
+    @classmethod
+    def tf_dtypes(cls) -> SampleInfo:
+        """Returns the TensorFlow dtype of each field.
+
+        Raises:
+            ImportError: TensorFlow is not installed.
+        """
+        import tensorflow as tf
+
+        return cls(*(tf.as_dtype(dtype) for dtype in INFO_DTYPES))
+
+    @classmethod
+    def tf_shapes(cls) -> SampleInfo:
+        """Returns the TensorFlow shape of each field of one sample: that of scalars.
+
+        Raises:
+            ImportError: TensorFlow is not installed.
+        """
+        import tensorflow as tf
+
+        return cls(*(tf.TensorShape([]) for _ in INFO_DTYPES))
 
 
 INFO_DTYPES = SampleInfo(

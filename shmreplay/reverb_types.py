@@ -7,7 +7,7 @@ the same attributes, ``HasField`` and ``WhichOneof``.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias
 
 from shmreplay import selectors
 
@@ -17,10 +17,20 @@ __all__ = [
     "PrioritizedOptions",
     "RateLimiterCallStats",
     "RateLimiterInfo",
+    "SelectorType",
+    "SpecNest",
     "TableCounts",
     "TableInfo",
     "TableWorkerTime",
+    "insert_blocked_by",
+    "sample_blocked_by",
 ]
+
+SelectorType: TypeAlias = selectors.Selector
+"""A sampler or a remover."""
+
+SpecNest: TypeAlias = Any
+"""A signature: a structure of ``spec.TensorSpec``, or of what ``spec.as_signature`` takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,3 +184,43 @@ class TableInfo:
     num_deleted_episodes: int
     num_unique_samples: int
     table_worker_time: TableWorkerTime
+
+    insert_blocked_by: str = ""
+    """Why the limiter would not let one more item in, and what would change that; else empty."""
+
+    sample_blocked_by: str = ""
+    """Why the limiter would not let one more sample be taken, and what would change that; else
+    empty."""
+
+
+def insert_blocked_by(limiter: RateLimiterInfo, size: int) -> str:
+    """Says why a limiter would not let one more item into a table of `size` items, if so."""
+    diff = _diff(limiter)
+    after = diff + limiter.samples_per_insert
+    if size + 1 <= limiter.min_size_to_sample or after <= limiter.max_diff:
+        return ""
+    return (
+        f"an insert would bring inserts * samples_per_insert - samples from {diff:g} to {after:g}, "
+        f"above max_diff={limiter.max_diff:g}; sampling lets it go on"
+    )
+
+
+def sample_blocked_by(limiter: RateLimiterInfo, size: int) -> str:
+    """Says why a limiter would not let one more sample be taken of `size` items, if so."""
+    if size < limiter.min_size_to_sample:
+        return (
+            f"the table holds {size} items, below min_size_to_sample={limiter.min_size_to_sample}; "
+            "inserting lets it go on"
+        )
+    diff = _diff(limiter)
+    if diff - 1 >= limiter.min_diff:
+        return ""
+    return (
+        f"a sample would bring inserts * samples_per_insert - samples from {diff:g} to "
+        f"{diff - 1:g}, below min_diff={limiter.min_diff:g}; inserting lets it go on"
+    )
+
+
+def _diff(limiter: RateLimiterInfo) -> float:
+    inserts, samples = limiter.insert_stats.completed, limiter.sample_stats.completed
+    return inserts * limiter.samples_per_insert - samples

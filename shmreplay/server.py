@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import socket
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from shmreplay import _native, errors, limits, recovery, reverb_types
+from shmreplay.checkpointers import CheckpointerBase
 from shmreplay.client import Client
 from shmreplay.connection import Connection
 from shmreplay.store import Store
@@ -56,6 +58,7 @@ class Server:
         self,
         tables: Sequence[Table] | None = None,
         port: int | None = None,
+        checkpointer: CheckpointerBase | None = None,
         *,
         name: str | None = None,
         capacity: int | None = None,
@@ -67,6 +70,8 @@ class Server:
             tables: Its tables; names must differ.
             port: Number by which clients on this machine find the store: `'localhost:PORT'`.
                 None: a free one is picked.
+            checkpointer: One of `checkpointers`. This version saves and loads no checkpoints, and
+                says so in the log where one is given.
             name: Name of the store: `'shm://NAME'`. None: one is made up.
             capacity: Bytes that the store may use. None: half of what /dev/shm has free.
             recover: Take the store of this name over if there is one whose server died: with all
@@ -77,6 +82,7 @@ class Server:
         Raises:
             InvalidArgumentError: No tables, equal names, a port or capacity out of range; tables
                 that differ from those of the store to recover.
+            ArgumentTypeError: The checkpointer is none.
             StoreExistsError: A store of this name is in use.
             StoreNotFoundError: There is nothing to recover, and no tables were given.
             ArenaFullError: /dev/shm has no room.
@@ -86,6 +92,7 @@ class Server:
                 "Got recover=True without a name; expected name= to say which store to take over."
             )
         checked = None if recover and tables is None else checked_tables(tables)
+        _check_checkpointer(checkpointer)
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}" if name is None else name
         known = recovery.port_of(self._name) if recover and port is None else None
         self._socket, self._port = _reserve_port(port) if known is None else _reserve_again(known)
@@ -158,10 +165,24 @@ class Server:
         self._connection.close()
         self._socket.close()
 
-    def wait(self) -> None:
-        """Blocks until another thread stops the server, or until Ctrl-C (KeyboardInterrupt)."""
-        while not self._stopped.wait(limits.WAIT_SLICE_MS / 1000):
-            pass
+    def wait(self, timeout: float | None = None) -> None:
+        """Blocks until another thread stops the server, or until Ctrl-C (KeyboardInterrupt).
+
+        Args:
+            timeout: Seconds to wait at most; None: for ever.
+
+        Raises:
+            DeadlineExceededError: The server still runs.
+        """
+        seconds = limits.checked_timeout(timeout)
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        while not self._stopped.wait(
+            max(min(end - time.monotonic(), limits.WAIT_SLICE_MS / 1000), 0.0)
+        ):
+            if time.monotonic() >= end:
+                raise errors.DeadlineExceededError(
+                    f"the server {self._name!r} was not stopped within {timeout} s"
+                )
 
     def __enter__(self) -> Server:
         """Returns the server."""
@@ -184,6 +205,20 @@ class Server:
     def __repr__(self) -> str:
         """Names port and store."""
         return f"Server(port={self._port}, name={self._name!r})"
+
+
+def _check_checkpointer(checkpointer: Any) -> None:
+    if checkpointer is None:
+        return
+    if not isinstance(checkpointer, CheckpointerBase):
+        raise errors.ArgumentTypeError(
+            f"Got the checkpointer {checkpointer!r}; expected one of shmreplay.checkpointers."
+        )
+    _log.warning(
+        "%r has no effect: this version saves and loads no checkpoints, so the server starts empty "
+        "and Client.checkpoint() raises.",
+        checkpointer,
+    )
 
 
 def _reserve_port(port: Any) -> tuple[socket.socket, int]:

@@ -119,6 +119,14 @@ class TableConfig:
 
     def info(self, counts: reverb_types.TableCounts) -> reverb_types.TableInfo:
         """Returns these settings with ``counts`` as Reverb's ``TableInfo``."""
+        limiter = reverb_types.RateLimiterInfo(
+            samples_per_insert=self.samples_per_insert,
+            min_size_to_sample=self.min_size_to_sample,
+            min_diff=self.min_diff,
+            max_diff=self.max_diff,
+            insert_stats=reverb_types.RateLimiterCallStats(counts.inserts),
+            sample_stats=reverb_types.RateLimiterCallStats(counts.samples),
+        )
         return reverb_types.TableInfo(
             name=self.name,
             sampler_options=reverb_types.KeyDistributionOptions(
@@ -129,20 +137,15 @@ class TableConfig:
             ),
             max_size=self.max_size,
             max_times_sampled=self.max_times_sampled,
-            rate_limiter_info=reverb_types.RateLimiterInfo(
-                samples_per_insert=self.samples_per_insert,
-                min_size_to_sample=self.min_size_to_sample,
-                min_diff=self.min_diff,
-                max_diff=self.max_diff,
-                insert_stats=reverb_types.RateLimiterCallStats(counts.inserts),
-                sample_stats=reverb_types.RateLimiterCallStats(counts.samples),
-            ),
+            rate_limiter_info=limiter,
             signature=self.signature(),
             current_size=counts.current_size,
             num_episodes=counts.num_episodes,
             num_deleted_episodes=counts.num_deleted_episodes,
             num_unique_samples=counts.num_unique_samples,
             table_worker_time=reverb_types.TableWorkerTime(),
+            insert_blocked_by=reverb_types.insert_blocked_by(limiter, counts.current_size),
+            sample_blocked_by=reverb_types.sample_blocked_by(limiter, counts.current_size),
         )
 
     def to_json(self) -> str:

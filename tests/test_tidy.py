@@ -26,10 +26,10 @@ CORE_FILE_LINES = 400
 
 # A module may import those of the lines above its own.
 LAYERS = [
-    {"errors"},
-    {"limits"},
+    {"errors", "compat"},
+    {"limits", "checkpointers"},
     {"tree", "selectors", "rate_limiters", "replay_sample"},
-    {"spec", "reverb_types", "item_selectors", "patterns"},
+    {"spec", "reverb_types", "item_selectors", "patterns", "padding"},
     {"binding_support", "table"},
     {"pattern_plan"},
     {"_native"},
@@ -42,9 +42,9 @@ LAYERS = [
     {"batches", "sampler", "trajectory_writer"},
     {"structured_writer", "writer"},
     {"client", "structured"},
-    {"server", "dump"},
-    {"cli"},
-    {"__main__"},
+    {"server", "dump", "dataset", "tf_client"},
+    {"cli", "integrations", "pybind"},
+    {"__main__", "trajectory_dataset", "timestep_dataset"},
 ]
 
 # The same for the core, where a name without a suffix stands for header and source: a header knows

@@ -1,7 +1,7 @@
 # A session: inserting, sampling, changing by key. And what sampling gives: a batch of pinned items.
 
-# Of an item in a batch's info: key, probability, table_size, priority, times_sampled.
-DEF INFO_BYTES = 36
+# Of an item in a batch's info: key, probability, table_size, priority, inserted_ns, times_sampled.
+DEF INFO_BYTES = 44
 
 
 cdef inline double monotonic() noexcept nogil:
@@ -526,19 +526,21 @@ cdef class Batch:
         return 0
 
     def info_of(self, uint32_t i):
-        """(key, probability, table_size, priority, times_sampled) of one item."""
+        """(key, probability, table_size, priority, times_sampled, inserted_ns) of one item."""
         self.bound(i)
         cdef sr_sampled *s = &self.items[i]
-        return s.key, s.probability, s.table_size, s.priority, s.times_sampled
+        return (
+            s.key, s.probability, s.table_size, s.priority, s.times_sampled, s.inserted_ns)
 
     cdef object info_arrays(self):
-        """Five arrays on one buffer: key, probability, table_size, priority, times_sampled."""
+        """Arrays on one buffer, in the order of info_of."""
         cdef Buffer b = Buffer(<size_t>self.n * INFO_BYTES)
         cdef uint64_t *key = <uint64_t *>b.base
         cdef double *probability = <double *>(key + self.n)
         cdef int64_t *table_size = <int64_t *>(probability + self.n)
         cdef double *priority = <double *>(table_size + self.n)
-        cdef int32_t *times_sampled = <int32_t *>(priority + self.n)
+        cdef uint64_t *inserted_ns = <uint64_t *>(priority + self.n)
+        cdef int32_t *times_sampled = <int32_t *>(inserted_ns + self.n)
         cdef uint32_t i, n = self.n
         for i in range(n):
             key[i] = self.items[i].key
@@ -546,10 +548,11 @@ cdef class Batch:
             table_size[i] = self.items[i].table_size
             priority[i] = self.items[i].priority
             times_sampled[i] = self.items[i].times_sampled
+            inserted_ns[i] = self.items[i].inserted_ns
         return (
             _ndarray(n, _uint64, b), _ndarray(n, _float64, b, 8 * n),
             _ndarray(n, _int64, b, 16 * n), _ndarray(n, _float64, b, 24 * n),
-            _ndarray(n, _int32, b, 32 * n))
+            _ndarray(n, _int32, b, 40 * n), _ndarray(n, _uint64, b, 32 * n))
 
     def stack(self, StackPlan plan, list out):
         """Copy all items into stacked arrays: (info arrays, column arrays), or the number of the

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
-from shmreplay import address, errors, limits, rate_limiters, selectors
+from shmreplay import errors, limits, rate_limiters, selectors
 
 # Of what stats() tells, these are no content: who is attached, what is waiting, and memory that is
 # committed ahead in the background.
@@ -1291,7 +1291,7 @@ def test_addresses_of_a_wrong_type(value: Any) -> None:
 
 
 def test_servers_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "OPEN_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(limits, "SERVER_WAIT_S", 0.05)
     server = reverb.Server(make_tables(), capacity=4 << 20)
     by_port, by_name = f"localhost:{server.port}", server.address
     server.stop()

@@ -162,6 +162,13 @@ def test_wrong_types(value: Any) -> None:
         SampleToInsertRatio(1, 1, value)
 
 
+@pytest.mark.parametrize("make", [Queue, Stack])
+@pytest.mark.parametrize("size", [-1, -math.inf, np.int64(-5)])
+def test_a_length_below_zero(make: Any, size: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="size"):
+        make(size)
+
+
 def test_a_float_is_no_size() -> None:
     with pytest.raises(ArgumentTypeError, match="expected an int"):
         MinSize(1.0)  # type: ignore[arg-type]

@@ -1,0 +1,311 @@
+"""Datasets of numpy arrays: iterables of sampled items, with the constructors of Reverb's datasets.
+
+`trajectory_dataset` and `timestep_dataset` have the classes under Reverb's names, which are
+`tf.data.Dataset`s where TensorFlow is installed. Those here never need it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from shmreplay import errors, limits, tree
+from shmreplay.client import Client
+from shmreplay.compat import ignored_argument
+from shmreplay.replay_sample import INFO_DTYPES, ReplaySample, SampleInfo
+from shmreplay.spec import TensorSpec, dtype_name, shape_matches, shape_text
+
+__all__ = ["ElementSpec", "NumpyTimestepDataset", "NumpyTrajectoryDataset", "element_specs"]
+
+_Self = TypeVar("_Self", bound="NumpyTrajectoryDataset")
+
+
+@dataclasses.dataclass(frozen=True)
+class ElementSpec:
+    """What one leaf of a dataset's elements looks like."""
+
+    dtype: np.dtype[Any]
+    """Of its arrays."""
+
+    shape: tuple[int | None, ...] | None
+    """Of its arrays, None for a size that is not known; None alone: not even the rank is."""
+
+    def accepts(self, dtype: np.dtype[Any], shape: Sequence[int | None]) -> bool:
+        """Returns whether arrays of this dtype and shape may be such a leaf."""
+        return dtype == self.dtype and (self.shape is None or shape_matches(self.shape, shape))
+
+    def __str__(self) -> str:
+        """Returns the text that messages have."""
+        shape = "<unknown>" if self.shape is None else shape_text(self.shape)
+        return f"({dtype_name(self.dtype)}, {shape})"
+
+
+class NumpyTrajectoryDataset:
+    """Iterable of sampled items, each a `ReplaySample` with whole columns as numpy arrays.
+
+    Each iteration has a client of its own and draws an item when it is asked for one: nothing is
+    drawn ahead, so where sampling consumes, nothing is lost when an iteration is given up.
+    `info` holds numpy scalars. Lists in the structure become tuples, as in TensorFlow's datasets.
+    """
+
+    _emit_timesteps: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        server_address: str,
+        table: str,
+        dtypes: Any,
+        shapes: Any,
+        max_in_flight_samples_per_worker: int,
+        num_workers_per_iterator: int = -1,
+        max_samples_per_stream: int = -1,
+        rate_limiter_timeout_ms: int = -1,
+        max_samples: int = -1,
+        flexible_batch_size: int | None = None,
+    ) -> None:
+        """Makes a dataset; an iteration connects.
+
+        Args:
+            server_address: As for `Client`.
+            table: Name of the table.
+            dtypes: Structure of the dtypes of an element's `data`.
+            shapes: The same structure of shapes: sequences of sizes, None where one is not known;
+                a None in place of a shape takes any.
+            max_in_flight_samples_per_worker: Items that may be drawn ahead; none are.
+            num_workers_per_iterator: Accepted for Reverb's sake, as the next one: items come
+                straight from shared memory.
+            max_samples_per_stream: See there.
+            rate_limiter_timeout_ms: Milliseconds to wait for an item; then the iteration ends,
+                without an error. -1: for ever.
+            max_samples: Items after which the iteration ends. -1: none.
+            flexible_batch_size: Has no effect; earlier releases of Reverb had it.
+
+        Raises:
+            InvalidArgumentError: A number is out of its range, or the structures differ.
+            SignatureError: A dtype or a shape cannot be one.
+        """
+        counts = {
+            "max_in_flight_samples_per_worker": max_in_flight_samples_per_worker,
+            "num_workers_per_iterator": num_workers_per_iterator,
+            "max_samples_per_stream": max_samples_per_stream,
+            "max_samples": max_samples,
+        }
+        for name, value in counts.items():
+            _check_count(name, value, or_unlimited=name != "max_in_flight_samples_per_worker")
+        if limits.checked_int("rate_limiter_timeout_ms", rate_limiter_timeout_ms) < -1:
+            raise errors.InvalidArgumentError(
+                f"rate_limiter_timeout_ms ({rate_limiter_timeout_ms}) must be an integer >= -1"
+            )
+        if flexible_batch_size is not None:
+            ignored_argument(type(self).__name__, "flexible_batch_size")
+        self._server_address = server_address
+        self._table = table
+        self._specs = element_specs(dtypes, shapes)
+        self._flat_specs: list[ElementSpec] = tree.flatten(self._specs)
+        self._timeout = None if rate_limiter_timeout_ms < 0 else rate_limiter_timeout_ms / 1000
+        self._max_samples = sys.maxsize if max_samples == -1 else max_samples
+
+    @classmethod
+    def from_table_signature(
+        cls: type[_Self],
+        server_address: str,
+        table: str,
+        max_in_flight_samples_per_worker: int,
+        num_workers_per_iterator: int = -1,
+        max_samples_per_stream: int = -1,
+        rate_limiter_timeout_ms: int = -1,
+        get_signature_timeout_secs: int | None = None,
+        max_samples: int = -1,
+        flexible_batch_size: int | None = None,
+    ) -> _Self:
+        """Makes a dataset with dtypes and shapes of the table's signature.
+
+        Args:
+            server_address: See the constructor, as for the other arguments.
+            table: Name of the table.
+            max_in_flight_samples_per_worker: Items that may be drawn ahead; none are.
+            num_workers_per_iterator: Accepted for Reverb's sake.
+            max_samples_per_stream: Accepted for Reverb's sake.
+            rate_limiter_timeout_ms: Milliseconds to wait for an item; then the iteration ends.
+            get_signature_timeout_secs: Seconds to wait for a server that is not up yet.
+            max_samples: Items after which the iteration ends.
+            flexible_batch_size: Has no effect.
+
+        Raises:
+            InvalidArgumentError: There is no such table, or it has no signature.
+            DeadlineExceededError: There was no server within the timeout.
+        """
+        signature = table_signature(server_address, table, get_signature_timeout_secs)
+        return cls(
+            server_address=server_address,
+            table=table,
+            dtypes=tree.map_structure(lambda spec: spec.dtype, signature),
+            shapes=tree.map_structure(lambda spec: spec.shape, signature),
+            max_in_flight_samples_per_worker=max_in_flight_samples_per_worker,
+            num_workers_per_iterator=num_workers_per_iterator,
+            max_samples_per_stream=max_samples_per_stream,
+            rate_limiter_timeout_ms=rate_limiter_timeout_ms,
+            max_samples=max_samples,
+            flexible_batch_size=flexible_batch_size,
+        )
+
+    @property
+    def element_specs(self) -> Any:
+        """The structure of an element's `data`, of `ElementSpec`."""
+        return self._specs
+
+    def __iter__(self) -> Iterator[ReplaySample]:
+        """Yields elements.
+
+        Raises:
+            TableNotFoundError: There is no such table.
+            InvalidArgumentError: The table's signature, or an item, is not as the dataset says.
+        """
+        with Client(self._server_address) as client:
+            self._check_signature(client)
+            samples = client.sample(
+                self._table,
+                self._max_samples,
+                emit_timesteps=self._emit_timesteps,
+                timeout=self._timeout,
+            )
+            while True:
+                try:
+                    item = next(samples, None)
+                except errors.DeadlineExceededError:
+                    return
+                if item is None:
+                    return
+                yield from self._elements(item)
+
+    def _elements(self, item: Any) -> Iterator[ReplaySample]:
+        yield self._element(item)
+
+    def _element(self, item: ReplaySample) -> ReplaySample:
+        self._check(item.data)
+        values: list[Any] = [
+            dt.type(value) for dt, value in zip(INFO_DTYPES, item.info, strict=True)
+        ]
+        values.append(item.info.inserted_ns)
+        return ReplaySample(SampleInfo(*values), tree.unflatten_as(self._specs, item.data))
+
+    def _check(self, leaves: Sequence[Any]) -> None:
+        if len(leaves) != len(self._flat_specs):
+            raise errors.InvalidArgumentError(
+                f"Got an item of {len(leaves)} columns from table {self._table!r}; the dataset "
+                f"expects {len(self._flat_specs)}. Give dtypes and shapes for each column."
+            )
+        for i, (leaf, spec) in enumerate(zip(leaves, self._flat_specs, strict=True)):
+            if not spec.accepts(leaf.dtype, leaf.shape):
+                raise errors.InvalidArgumentError(
+                    f"Received incompatible tensor at flattened index {i} from table "
+                    f"'{self._table}'. The dataset expects {spec}, the item has "
+                    f"{ElementSpec(leaf.dtype, leaf.shape)}."
+                )
+
+    def _check_signature(self, client: Client) -> None:
+        """Compares with the table's signature, so that an iteration fails at once if it must."""
+        info = client.server_info().get(self._table)
+        if info is None or info.signature is None:
+            return  # a table that is not there is named by the first draw
+        wanted: list[TensorSpec] = tree.flatten(info.signature)
+        if len(wanted) != len(self._flat_specs):
+            raise errors.InvalidArgumentError(
+                f"Requested {len(self._flat_specs)} columns of table '{self._table}', whose "
+                f"signature has {len(wanted)}: {info.signature}"
+            )
+        for i, (spec, column) in enumerate(zip(self._flat_specs, wanted, strict=True)):
+            if not any(spec.accepts(column.dtype, shape) for shape in self._shapes_of(column)):
+                raise errors.InvalidArgumentError(
+                    f"Requested incompatible tensor at flattened index {i} from table "
+                    f"'{self._table}'. The dataset expects {spec}, the table's signature has "
+                    f"{ElementSpec(column.dtype, column.shape)}."
+                )
+
+    def _shapes_of(self, column: TensorSpec) -> list[tuple[int | None, ...]]:
+        """Shapes that an element may have where the signature has this column."""
+        return [column.shape]
+
+
+class NumpyTimestepDataset(NumpyTrajectoryDataset):
+    """Iterable of the steps of sampled items, in order, each a `ReplaySample` of numpy arrays.
+
+    All steps of an item have the same `info`. The columns of an item must be equally long. A
+    table's signature may describe one step or whole items; `shapes` describe one step.
+    """
+
+    _emit_timesteps: ClassVar[bool] = True
+
+    def _elements(self, item: Any) -> Iterator[ReplaySample]:
+        for step in item:
+            yield self._element(step)
+
+    def _shapes_of(self, column: TensorSpec) -> list[tuple[int | None, ...]]:
+        return [column.shape, column.shape[1:]]
+
+
+def table_signature(server_address: str, table: str, timeout: float | None) -> Any:
+    """The signature of a table.
+
+    Raises:
+        InvalidArgumentError: There is no such table, or it has no signature.
+        DeadlineExceededError: There was no server within the timeout.
+    """
+    with Client(server_address) as client:
+        infos = client.server_info(timeout)
+    if table not in infos:
+        raise errors.InvalidArgumentError(
+            f"Server at {server_address} does not contain any table named {table}. It has: "
+            f"{', '.join(sorted(infos))}."
+        )
+    signature = infos[table].signature
+    if signature is None:
+        raise errors.InvalidArgumentError(
+            f"Table {table} at {server_address} does not have a signature. Give the Table one, or "
+            "make the dataset with dtypes and shapes."
+        )
+    return signature
+
+
+def element_specs(dtypes: Any, shapes: Any) -> Any:
+    """Joins dtypes and shapes into one structure of `ElementSpec`, in which lists are tuples.
+
+    Raises:
+        InvalidArgumentError: The structures differ.
+        SignatureError: A dtype or a shape cannot be one.
+    """
+    return _join(dtypes, shapes, ())
+
+
+def _join(dtypes: Any, shapes: Any, path: tree.Path) -> Any:
+    if not tree.is_nested(dtypes):
+        unknown = shapes is None or getattr(shapes, "rank", 0) is None  # a tf.TensorShape(None)
+        spec = TensorSpec(() if unknown else shapes, dtypes)
+        return ElementSpec(spec.dtype, None if unknown else spec.shape)
+    if isinstance(dtypes, Mapping):
+        if not isinstance(shapes, Mapping) or dtypes.keys() != shapes.keys():
+            raise _differ(dtypes, shapes, path)
+        return {key: _join(dtypes[key], shapes[key], (*path, key)) for key in dtypes}
+    if not isinstance(shapes, list | tuple) or len(dtypes) != len(shapes):
+        raise _differ(dtypes, shapes, path)
+    parts = [_join(*both, (*path, i)) for i, both in enumerate(zip(dtypes, shapes, strict=True))]
+    return type(dtypes)._make(parts) if hasattr(dtypes, "_fields") else tuple(parts)
+
+
+def _differ(dtypes: Any, shapes: Any, path: tree.Path) -> errors.InvalidArgumentError:
+    return errors.InvalidArgumentError(
+        f"dtypes and shapes don't have the same nested structure: at {path!r} dtypes has "
+        f"{dtypes!r:.80} and shapes {shapes!r:.80}. Give a shape for each dtype."
+    )
+
+
+def _check_count(name: str, value: Any, *, or_unlimited: bool) -> None:
+    count = limits.checked_int(name, value)
+    if count < 1 and not (or_unlimited and count == -1):
+        raise errors.InvalidArgumentError(
+            f"{name} ({value}) must be a positive integer{' or -1' if or_unlimited else ''}"
+        )

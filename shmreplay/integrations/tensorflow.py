@@ -1,0 +1,164 @@
+"""Reverb's datasets as `tf.data.Dataset`s.
+
+They run Python code of this process: they can be mapped, batched, interleaved and prefetched, but
+not serialised or sent to other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, TypeVar
+
+import tensorflow as tf
+
+from shmreplay import tree
+from shmreplay.dataset import (
+    ElementSpec,
+    NumpyTimestepDataset,
+    NumpyTrajectoryDataset,
+    table_signature,
+)
+from shmreplay.replay_sample import INFO_DTYPES, ReplaySample, SampleInfo
+from shmreplay.tf_client import as_text
+
+__all__ = ["TimestepDataset", "TrajectoryDataset"]
+
+_Self = TypeVar("_Self", bound="TrajectoryDataset")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _as_it_is(function: _Function) -> _Function:
+    """Keeps AutoGraph, which rewrites what `interleave` and `map` call, from rewriting this."""
+    unchanged: _Function = tf.autograph.experimental.do_not_convert(function)
+    return unchanged
+
+
+class TrajectoryDataset(tf.data.Dataset):  # type: ignore[misc]
+    """`tf.data.Dataset` of sampled items, each a `ReplaySample` with whole columns."""
+
+    _numpy_dataset: ClassVar[type[NumpyTrajectoryDataset]] = NumpyTrajectoryDataset
+
+    @_as_it_is
+    def __init__(
+        self,
+        server_address: Any,
+        table: Any,
+        dtypes: Any,
+        shapes: Any,
+        max_in_flight_samples_per_worker: int,
+        num_workers_per_iterator: int = -1,
+        max_samples_per_stream: int = -1,
+        rate_limiter_timeout_ms: int = -1,
+        max_samples: int = -1,
+        flexible_batch_size: int | None = None,
+    ) -> None:
+        """Makes a dataset; see `dataset.NumpyTrajectoryDataset`.
+
+        Args:
+            server_address: str or string tensor.
+            table: str or string tensor.
+            dtypes: See there, as for the other arguments.
+            shapes: See there.
+            max_in_flight_samples_per_worker: See there.
+            num_workers_per_iterator: See there.
+            max_samples_per_stream: See there.
+            rate_limiter_timeout_ms: See there.
+            max_samples: See there.
+            flexible_batch_size: See there.
+
+        Raises:
+            InvalidArgumentError: A number is out of its range, or the structures differ.
+        """
+
+        def make(address: str, table_name: str) -> NumpyTrajectoryDataset:
+            return self._numpy_dataset(
+                address,
+                table_name,
+                dtypes,
+                shapes,
+                max_in_flight_samples_per_worker,
+                num_workers_per_iterator,
+                max_samples_per_stream,
+                rate_limiter_timeout_ms,
+                max_samples,
+                flexible_batch_size,
+            )
+
+        def elements(address: Any, table_name: Any) -> Iterator[ReplaySample]:
+            return iter(make(as_text(address), as_text(table_name)))
+
+        # Names may be tensors, which have no value yet: the other arguments are checked now.
+        checked = make("localhost:1", "")
+        self._dataset = tf.data.Dataset.from_generator(
+            elements,
+            args=(server_address, table),
+            output_signature=ReplaySample(
+                SampleInfo(*(tf.TensorSpec((), dtype) for dtype in INFO_DTYPES)),
+                tree.map_structure(_tensor_spec, checked.element_specs),
+            ),
+        )
+        super().__init__(self._dataset._variant_tensor)
+
+    @classmethod
+    @_as_it_is
+    def from_table_signature(
+        cls: type[_Self],
+        server_address: str,
+        table: str,
+        max_in_flight_samples_per_worker: int,
+        num_workers_per_iterator: int = -1,
+        max_samples_per_stream: int = -1,
+        rate_limiter_timeout_ms: int = -1,
+        get_signature_timeout_secs: int | None = None,
+        max_samples: int = -1,
+        flexible_batch_size: int | None = None,
+    ) -> _Self:
+        """Makes a dataset with dtypes and shapes of the table's signature.
+
+        Args:
+            server_address: See `dataset.NumpyTrajectoryDataset`, as for the other arguments.
+            table: Name of the table.
+            max_in_flight_samples_per_worker: See there.
+            num_workers_per_iterator: See there.
+            max_samples_per_stream: See there.
+            rate_limiter_timeout_ms: See there.
+            get_signature_timeout_secs: Seconds to wait for a server that is not up yet.
+            max_samples: See there.
+            flexible_batch_size: See there.
+
+        Raises:
+            InvalidArgumentError: There is no such table, or it has no signature.
+            DeadlineExceededError: There was no server within the timeout.
+        """
+        signature = table_signature(server_address, table, get_signature_timeout_secs)
+        return cls(
+            server_address,
+            table,
+            tree.map_structure(lambda spec: spec.dtype, signature),
+            tree.map_structure(lambda spec: spec.shape, signature),
+            max_in_flight_samples_per_worker,
+            num_workers_per_iterator,
+            max_samples_per_stream,
+            rate_limiter_timeout_ms,
+            max_samples,
+            flexible_batch_size,
+        )
+
+    def _inputs(self) -> list[Any]:
+        """TensorFlow asks for the datasets that this one is made of."""
+        return [self._dataset]
+
+    @property
+    def element_spec(self) -> Any:
+        """`ReplaySample` of `tf.TensorSpec`."""
+        return self._dataset.element_spec
+
+
+class TimestepDataset(TrajectoryDataset):
+    """`tf.data.Dataset` of the steps of sampled items, in order, each a `ReplaySample`."""
+
+    _numpy_dataset: ClassVar[type[NumpyTrajectoryDataset]] = NumpyTimestepDataset
+
+
+def _tensor_spec(spec: ElementSpec) -> Any:
+    return tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype))

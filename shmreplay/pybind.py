@@ -1,0 +1,43 @@
+"""The names that programs import from Reverb's extension module, for what stands for them here."""
+
+from __future__ import annotations
+
+from shmreplay._native import TrajectoryColumn as WeakCellRef
+from shmreplay.checkpointers import CheckpointSettings as Checkpointer
+from shmreplay.client import Client
+from shmreplay.rate_limiters import RateLimiter
+from shmreplay.sampler import Sampler
+from shmreplay.selectors import Fifo as FifoSelector
+from shmreplay.selectors import Heap as HeapSelector
+from shmreplay.selectors import Lifo as LifoSelector
+from shmreplay.selectors import Prioritized as PrioritizedSelector
+from shmreplay.selectors import Selector as ItemSelector
+from shmreplay.selectors import Uniform as UniformSelector
+from shmreplay.server import Server
+from shmreplay.table import Table
+from shmreplay.trajectory_writer import TrajectoryWriter
+
+__all__ = [
+    "Checkpointer",
+    "Client",
+    "FifoSelector",
+    "HeapSelector",
+    "ItemSelector",
+    "LifoSelector",
+    "PrioritizedSelector",
+    "RateLimiter",
+    "Sampler",
+    "Server",
+    "Table",
+    "TrajectoryWriter",
+    "UniformSelector",
+    "WeakCellRef",
+    "create_default_checkpointer",
+]
+
+
+def create_default_checkpointer(
+    name: str, group: str = "", fallback_checkpoint_path: str | None = None
+) -> Checkpointer:
+    """Returns what ``checkpointers.DefaultCheckpointer`` comes down to."""
+    return Checkpointer(name, group, fallback_checkpoint_path)
