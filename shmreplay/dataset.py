@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -165,22 +166,43 @@ class NumpyTrajectoryDataset:
             TableNotFoundError: There is no such table.
             InvalidArgumentError: The table's signature, or an item, is not as the dataset says.
         """
+        return (element for element in self.polled(None) if element is not None)
+
+    def polled(self, every: float | None) -> Iterator[ReplaySample | None]:
+        """Yields elements as an iteration does, and None whenever none has come for a while.
+
+        So who iterates gets to look around, and can stop, while the table has nothing to give.
+
+        Args:
+            every: Seconds of such a while; None: never yields None.
+
+        Raises:
+            TableNotFoundError, InvalidArgumentError: As an iteration does.
+        """
         with Client(self._server_address) as client:
             self._check_signature(client)
-            samples = client.sample(
-                self._table,
-                self._max_samples,
-                emit_timesteps=self._emit_timesteps,
-                timeout=self._timeout,
-            )
-            while True:
+            left, end = self._max_samples, self._deadline()
+            while left > 0:
+                remaining = None if end is None else max(end - time.monotonic(), 0.0)
+                waits = [seconds for seconds in (remaining, every) if seconds is not None]
+                samples = client.sample(
+                    self._table,
+                    emit_timesteps=self._emit_timesteps,
+                    timeout=min(waits, default=None),
+                )
                 try:
-                    item = next(samples, None)
+                    item = next(samples)
                 except errors.DeadlineExceededError:
-                    return
-                if item is None:
-                    return
+                    if end is not None and time.monotonic() >= end:
+                        return
+                    yield None
+                    continue
+                left -= 1
                 yield from self._elements(item)
+                end = self._deadline()  # the timeout is for each wait
+
+    def _deadline(self) -> float | None:
+        return None if self._timeout is None else time.monotonic() + self._timeout
 
     def _elements(self, item: Any) -> Iterator[ReplaySample]:
         yield self._element(item)

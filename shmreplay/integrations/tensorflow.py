@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from shmreplay import tree
@@ -22,6 +24,9 @@ from shmreplay.replay_sample import INFO_DTYPES, ReplaySample, SampleInfo
 from shmreplay.tf_client import as_text
 
 __all__ = ["TimestepDataset", "TrajectoryDataset"]
+
+# Seconds between two chances for TensorFlow to stop an iteration.
+_POLL_S = 0.1
 
 _Self = TypeVar("_Self", bound="TrajectoryDataset")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -85,10 +90,17 @@ class TrajectoryDataset(tf.data.Dataset):  # type: ignore[misc]
             )
 
         def elements(address: Any, table_name: Any) -> Iterator[ReplaySample]:
-            return iter(make(as_text(address), as_text(table_name)))
+            for element in make(as_text(address), as_text(table_name)).polled(_POLL_S):
+                yield nothing if element is None else element
 
         # Names may be tensors, which have no value yet: the other arguments are checked now.
         checked = make("localhost:1", "")
+        # TensorFlow stops an iteration between two elements and not within one: where it waits for
+        # items, it is given empty elements from time to time, which the filter takes away.
+        nothing = ReplaySample(
+            SampleInfo(*(dtype.type(0) for dtype in INFO_DTYPES)),
+            tree.map_structure(_empty, checked.element_specs),
+        )
         self._dataset = tf.data.Dataset.from_generator(
             elements,
             args=(server_address, table),
@@ -96,7 +108,7 @@ class TrajectoryDataset(tf.data.Dataset):  # type: ignore[misc]
                 SampleInfo(*(tf.TensorSpec((), dtype) for dtype in INFO_DTYPES)),
                 tree.map_structure(_tensor_spec, checked.element_specs),
             ),
-        )
+        ).filter(_is_sample)
         super().__init__(self._dataset._variant_tensor)
 
     @classmethod
@@ -158,6 +170,16 @@ class TimestepDataset(TrajectoryDataset):
     """`tf.data.Dataset` of the steps of sampled items, in order, each a `ReplaySample`."""
 
     _numpy_dataset: ClassVar[type[NumpyTrajectoryDataset]] = NumpyTimestepDataset
+
+
+@_as_it_is
+def _is_sample(element: ReplaySample) -> Any:
+    """No sample is of a table of size 0."""
+    return element.info.table_size > 0
+
+
+def _empty(spec: ElementSpec) -> npt.NDArray[Any]:
+    return np.zeros([size or 0 for size in spec.shape or ()], spec.dtype)
 
 
 def _tensor_spec(spec: ElementSpec) -> Any:
