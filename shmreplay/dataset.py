@@ -119,7 +119,7 @@ class NumpyTrajectoryDataset:
         num_workers_per_iterator: int = -1,
         max_samples_per_stream: int = -1,
         rate_limiter_timeout_ms: int = -1,
-        get_signature_timeout_secs: int | None = None,
+        get_signature_timeout_secs: float | None = None,
         max_samples: int = -1,
         flexible_batch_size: int | None = None,
     ) -> _Self:
