@@ -13,6 +13,7 @@ from bench import (
     borrow,
     copy_vs_zero_copy,
     crash_safety,
+    import_time,
     prioritized,
     report,
     scaling,
@@ -47,6 +48,7 @@ QUESTIONS: dict[str, Question] = {
         copy_vs_zero_copy,
         scaling,
         crash_safety,
+        import_time,
     )
 }
 

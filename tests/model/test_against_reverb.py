@@ -1,6 +1,7 @@
 """The same random calls to dm-reverb and to shmreplay. Skipped where dm-reverb is not installed.
 
-To run it: `pip install 'shmreplay[peers]'` on Python 3.11. `python -m bench.differential` does more.
+To run it: `pip install 'shmreplay[peers]'` on Python 3.11. `python -m bench.differential` goes on
+for longer.
 """
 
 from __future__ import annotations

@@ -343,6 +343,7 @@ class TestTargets:
             ("scaling", 1.7),
             ("scaling", 0.95),
             ("crash_safety", 1.1),
+            ("import_time", 250_000.0),
         } == limits
 
     @pytest.mark.parametrize("name", list(QUESTIONS))
