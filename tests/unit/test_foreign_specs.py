@@ -12,7 +12,7 @@ import shmreplay as reverb
 from shmreplay.spec import TensorSpec, as_signature
 
 
-def needs(package: str) -> Any:
+def needs(package: str) -> pytest.MarkDecorator:
     missing = importlib.util.find_spec(package) is None
     return pytest.mark.skipif(missing, reason=f"{package} is not installed")
 
