@@ -17,6 +17,7 @@ from shmreplay import (
 from shmreplay import selectors as distributions
 from shmreplay.client import Client
 from shmreplay.errors import DeadlineExceededError, ReverbError
+from shmreplay.pattern_dataset import PatternDataset
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.server import Server
 from shmreplay.spec import TensorSpec
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Client",
     "DeadlineExceededError",
+    "PatternDataset",
     "ReplaySample",
     "ReverbError",
     "SampleInfo",

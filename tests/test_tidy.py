@@ -41,10 +41,10 @@ LAYERS = [
     {"address", "connection"},
     {"batches", "sampler", "trajectory_writer"},
     {"structured_writer", "writer"},
-    {"client", "structured"},
+    {"client", "structured", "pattern_stream"},
     {"server", "dump", "dataset", "tf_client"},
     {"cli", "integrations", "pybind"},
-    {"__main__", "trajectory_dataset", "timestep_dataset"},
+    {"__main__", "trajectory_dataset", "timestep_dataset", "pattern_dataset"},
 ]
 
 # The same for the core, where a name without a suffix stands for header and source: a header knows

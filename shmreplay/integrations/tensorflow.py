@@ -6,24 +6,27 @@ not serialised or sent to other processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shmreplay import tree
+from shmreplay import errors, tree
 from shmreplay.dataset import (
     ElementSpec,
     NumpyTimestepDataset,
     NumpyTrajectoryDataset,
     table_signature,
 )
+from shmreplay.pattern_stream import apply_patterns
+from shmreplay.patterns import Config, check_configs
 from shmreplay.replay_sample import INFO_DTYPES, ReplaySample, SampleInfo
+from shmreplay.structured_writer import infer_signature
 from shmreplay.tf_client import as_text
 
-__all__ = ["TimestepDataset", "TrajectoryDataset"]
+__all__ = ["PatternDataset", "TimestepDataset", "TrajectoryDataset", "with_info"]
 
 # Seconds between two chances for TensorFlow to stop an iteration.
 _POLL_S = 0.1
@@ -170,6 +173,76 @@ class TimestepDataset(TrajectoryDataset):
     """`tf.data.Dataset` of the steps of sampled items, in order, each a `ReplaySample`."""
 
     _numpy_dataset: ClassVar[type[NumpyTrajectoryDataset]] = NumpyTimestepDataset
+
+
+class PatternDataset(tf.data.Dataset):  # type: ignore[misc]
+    """`tf.data.Dataset` of the trajectories that patterns make of a `tf.data.Dataset` of steps."""
+
+    def __init__(
+        self,
+        input_dataset: Any,
+        configs: Sequence[Config],
+        respect_episode_boundaries: bool,
+        is_end_of_episode: Callable[..., Any],
+    ) -> None:
+        """Makes a dataset; in eager mode only, as in Reverb.
+
+        Args:
+            input_dataset: `tf.data.Dataset` of steps.
+            configs: Patterns, of one table and one structure; see `structured_writer`.
+            respect_episode_boundaries: Make no trajectories with steps of two episodes.
+            is_end_of_episode: Says of a step, whose leaves are tensors, whether it is the last of
+                its episode: a bool tensor.
+
+        Raises:
+            InvalidArgumentError: A config cannot be applied, they do not go together, or
+                is_end_of_episode gives no bool.
+        """
+        configs = list(configs)
+        check_configs(configs)
+        signature = infer_signature(configs, input_dataset.element_spec)
+
+        def with_end(*parts: Any) -> Any:
+            step = parts[0] if len(parts) == 1 else parts
+            return step, is_end_of_episode(*parts)
+
+        steps = input_dataset.map(with_end)
+        flag = steps.element_spec[1]
+        if flag != tf.TensorSpec((), tf.bool):
+            raise errors.InvalidArgumentError(
+                f"is_end_of_episode must return one bool for a step, it returns {flag}"
+            )
+
+        def trajectories() -> Iterator[Any]:
+            return apply_patterns(steps.as_numpy_iterator(), configs, respect_episode_boundaries)
+
+        self._dataset = tf.data.Dataset.from_generator(
+            trajectories,
+            output_signature=tree.map_structure(
+                lambda spec: tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)), signature
+            ),
+        )
+        super().__init__(self._dataset._variant_tensor)
+
+    def _inputs(self) -> list[Any]:
+        """TensorFlow asks for the datasets that this one is made of."""
+        return [self._dataset]
+
+    @property
+    def element_spec(self) -> Any:
+        """The pattern's structure of `tf.TensorSpec`."""
+        return self._dataset.element_spec
+
+
+def with_info(trajectories: Any) -> Any:
+    """Returns the dataset with each element as a `ReplaySample` with an info of zeros."""
+
+    @_as_it_is
+    def sample(*parts: Any) -> ReplaySample:
+        zeros = SampleInfo(*(tf.zeros((), dtype) for dtype in INFO_DTYPES))
+        return ReplaySample(zeros, parts[0] if len(parts) == 1 else parts)
+
+    return trajectories.map(sample)
 
 
 @_as_it_is
