@@ -47,7 +47,8 @@ def gather(connection: Connection, batch: _native.Batch, out: Any) -> ReplaySamp
         raise errors.InvalidArgumentError(
             f"item {stacked} of the batch has columns of {[c[0] for c in batch.columns(stacked)]} "
             f"steps, item 0 of {[c[0] for c in batch.columns(0)]}: items of different length "
-            "cannot be stacked; use Client.sample(emit_timesteps=False) or Client.borrow"
+            "cannot be stacked; use Client.borrow or Client.sample(emit_timesteps=False), and "
+            "shmreplay.padding.pad_batch to stack them padded"
         )
     info, columns = stacked
     return ReplaySample(SampleInfo(*info), schema.unflatten(columns))

@@ -14,8 +14,10 @@ from shmreplay.selectors import Prioritized as PrioritizedSelector
 from shmreplay.selectors import Selector as ItemSelector
 from shmreplay.selectors import Uniform as UniformSelector
 from shmreplay.server import Server
+from shmreplay.structured_writer import StructuredWriter
 from shmreplay.table import Table
 from shmreplay.trajectory_writer import TrajectoryWriter
+from shmreplay.writer import Writer
 
 __all__ = [
     "Checkpointer",
@@ -28,10 +30,12 @@ __all__ = [
     "RateLimiter",
     "Sampler",
     "Server",
+    "StructuredWriter",
     "Table",
     "TrajectoryWriter",
     "UniformSelector",
     "WeakCellRef",
+    "Writer",
     "create_default_checkpointer",
 ]
 

@@ -46,11 +46,18 @@ TOP_LEVEL = [
     *("TrajectoryWriter", "TrajectoryColumn", "ReplaySample", "SampleInfo", "ReverbError"),
     *("DeadlineExceededError", "selectors", "rate_limiters", "checkpointers"),
     *("client", "errors", "item_selectors", "pybind", "replay_sample", "reverb_types", "server"),
+    *("Writer", "PatternDataset", "structured", "structured_writer", "pattern_dataset"),
     *("tf_client", "timestep_dataset", "trajectory_dataset", "trajectory_writer", "distributions"),
 ]
 
 BY_MODULE = {
-    "client": ["Client"],
+    "client": ["Client", "Writer"],
+    "pattern_dataset": ["PatternDataset", "pattern_dataset_with_info"],
+    "structured_writer": [
+        *("Condition", "Config", "ConditionProto", "Pattern", "PatternTransform", "ReferenceStep"),
+        *("StructuredWriter", "constant_priority_fn", "create_config", "create_reference_step"),
+        *("infer_signature", "pattern_from_transform", "td_error", "unpack_pattern"),
+    ],
     "errors": ["DeadlineExceededError", "ReverbError"],
     "checkpointers": [
         *("CheckpointerBase", "DefaultCheckpointer", "TempDirCheckpointer", "default_checkpointer"),
@@ -59,7 +66,7 @@ BY_MODULE = {
     "pybind": [
         *("ItemSelector", "FifoSelector", "LifoSelector", "UniformSelector", "HeapSelector"),
         *("PrioritizedSelector", "RateLimiter", "Table", "Server", "Client", "TrajectoryWriter"),
-        *("Sampler", "Checkpointer", "WeakCellRef", "create_default_checkpointer"),
+        *("Writer", "StructuredWriter", "Sampler", "Checkpointer", "WeakCellRef", "create_default_checkpointer"),
     ],
     "rate_limiters": ["RateLimiter", "MinSize", "SampleToInsertRatio", "Queue", "Stack"],
     "replay_sample": ["ReplaySample", "SampleInfo"],
@@ -141,6 +148,46 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "Client.server_info": {"timeout": None},
     "Client.checkpoint": {},
     "Client.trajectory_writer": {"num_keep_alive_refs": NEEDED, "validate_items": True},
+    "Client.writer": {
+        "max_sequence_length": NEEDED,
+        "delta_encoded": False,
+        "chunk_length": None,
+        "max_in_flight_items": 25,
+    },
+    "Client.structured_writer": {"configs": NEEDED},
+    "Writer.append": {"data": NEEDED},
+    "Writer.append_sequence": {"sequence": NEEDED},
+    "Writer.create_item": {"table": NEEDED, "num_timesteps": NEEDED, "priority": NEEDED},
+    "Writer.flush": {},
+    "Writer.close": {"retry_on_unavailable": True},
+    "structured.StructuredWriter.append": {"data": NEEDED, "partial_step": False},
+    "structured.StructuredWriter.flush": {"block_until_num_items": 0, "timeout_ms": None},
+    "structured.StructuredWriter.end_episode": {"clear_buffers": True, "timeout_ms": None},
+    "structured.create_config": {
+        "pattern": NEEDED,
+        "table": NEEDED,
+        "conditions": (),
+        "priority": None,
+    },
+    "structured.infer_signature": {"configs": NEEDED, "step_spec": NEEDED},
+    "structured.td_error": {
+        "max_priority_weight": NEEDED,
+        "step_structure": NEEDED,
+        "get_field_from_step_fn": NEEDED,
+    },
+    "structured.constant_priority_fn": {"value": NEEDED},
+    "dataset.NumpyTimestepDataset": {
+        **dict.fromkeys(["server_address", "table", "dtypes", "shapes"], NEEDED),
+        "max_in_flight_samples_per_worker": NEEDED,
+        **DATASET,
+        "max_samples": -1,
+    },
+    "pattern_dataset.NumpyPatternDataset": dict.fromkeys(
+        ["input_dataset", "configs", "respect_episode_boundaries", "is_end_of_episode"], NEEDED
+    ),
+    "pattern_dataset.pattern_dataset_with_info": dict.fromkeys(
+        ["input_dataset", "configs", "respect_episode_boundaries", "is_end_of_episode"], NEEDED
+    ),
     "TrajectoryWriter.append": {"data": NEEDED, "partial_step": False},
     "TrajectoryWriter.create_item": {"table": NEEDED, "priority": NEEDED, "trajectory": NEEDED},
     "TrajectoryWriter.configure": {
