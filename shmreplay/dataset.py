@@ -187,19 +187,19 @@ class NumpyTrajectoryDataset:
                 waits = [seconds for seconds in (remaining, every) if seconds is not None]
                 samples = client.sample(
                     self._table,
+                    left,
                     emit_timesteps=self._emit_timesteps,
                     timeout=min(waits, default=None),
                 )
                 try:
-                    item = next(samples)
+                    for item in samples:
+                        left -= 1
+                        yield from self._elements(item)
+                        end = self._deadline()  # the timeout is for each wait
                 except errors.DeadlineExceededError:
                     if end is not None and time.monotonic() >= end:
                         return
                     yield None
-                    continue
-                left -= 1
-                yield from self._elements(item)
-                end = self._deadline()  # the timeout is for each wait
 
     def _deadline(self) -> float | None:
         return None if self._timeout is None else time.monotonic() + self._timeout

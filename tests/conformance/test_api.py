@@ -66,7 +66,14 @@ BY_MODULE = {
     "pybind": [
         *("ItemSelector", "FifoSelector", "LifoSelector", "UniformSelector", "HeapSelector"),
         *("PrioritizedSelector", "RateLimiter", "Table", "Server", "Client", "TrajectoryWriter"),
-        *("Writer", "StructuredWriter", "Sampler", "Checkpointer", "WeakCellRef", "create_default_checkpointer"),
+        *(
+            "Writer",
+            "StructuredWriter",
+            "Sampler",
+            "Checkpointer",
+            "WeakCellRef",
+            "create_default_checkpointer",
+        ),
     ],
     "rate_limiters": ["RateLimiter", "MinSize", "SampleToInsertRatio", "Queue", "Stack"],
     "replay_sample": ["ReplaySample", "SampleInfo"],
