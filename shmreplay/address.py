@@ -86,7 +86,7 @@ def find_store(text: str, timeout: float | None = None) -> str:
 
 def _nobody_there(text: str, port: int, waited: float) -> str:
     return (
-        f"no server is reachable at {text!r}: looked for {waited:g} s for a store of user "
+        f"no server is reachable at {text!r}: looked for {waited:.3g} s for a store of user "
         f"{os.geteuid()} in {DIRECTORY} that a living process uses and that has port {port}. "
         f"Stores there: {', '.join(map(repr, store_names())) or 'none'}. Start the server on this "
         "machine with this port and as this user, or see what there is with `shmreplay ls`."

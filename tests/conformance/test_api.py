@@ -634,7 +634,7 @@ def test_waiting_for_a_server_ends_at_its_deadline_and_says_for_what(
         pytest.raises(reverb.errors.StoreNotFoundError, match=f"localhost:{port}"),
     ):
         client.reset("table")
-    assert f"waiting for a server at 'localhost:{port}'" in caplog.text
+    assert f"s: no server is reachable at 'localhost:{port}'" in caplog.text
 
 
 # ------------------------------------------------------------------------------ importing
