@@ -490,5 +490,5 @@ def test_no_server_at_a_port() -> None:
     client = reverb.Client(f"localhost:{port}")
     with pytest.raises(errors.DeadlineExceededError) as caught:
         client.server_info(timeout=1)
-    for word in ("timeout of 1 s", f"localhost:{port}", "/dev/shm", f"user {os.geteuid()}"):
+    for word in ("timeout of 1s", f"localhost:{port}", "/dev/shm", f"user {os.geteuid()}"):
         assert word in str(caught.value)
