@@ -15,6 +15,7 @@ import fcntl
 import logging
 import os
 import struct
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final, NamedTuple
@@ -45,6 +46,8 @@ _log = logging.getLogger(__name__)
 _FLOCK: Final = struct.Struct("@hhqqi0q")
 # No participant has this byte: it is locked only as part of a lock on the whole file.
 _BEYOND_ALL: Final = 1 << 40
+_DYING_WAIT_S: Final = 5.0
+_DYING_PAUSE_S: Final = 0.01
 
 # The leases that this process has open, in order never to open one twice: (device, inode) to
 # descriptor.
@@ -188,6 +191,14 @@ class Lease:
             for role, pid in [*server, *(("client", pid) for pid in sorted(clients))]
         ]
 
+    def only_dying(self) -> bool:
+        """Returns whether all who hold a byte were killed and are not gone yet.
+
+        The last thread of a process gives its locks up; until then /proc calls it a zombie.
+        """
+        pids = {self.holder(number) for number in range(segment.MAX_PARTICIPANTS)} - {None}
+        return bool(pids) and all(pid is not None and _is_dying(pid) for pid in pids)
+
     def _holder(self, start: int, length: int) -> int | None:
         request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, request))
@@ -246,8 +257,19 @@ def take_entry_of_server(native: NativeStore, role: str) -> None:
         native.participant_set(0, *who, role)
 
 
+def _is_dying(pid: int) -> bool:
+    """Whether a process is a zombie, or on the way to be one; False where that cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return False
+
+
 def lock_new(store_name: str, undo: ExitStack) -> Lease:
     """Opens or creates a lease and locks all of it, so that nobody lives and nobody can join.
+
+    Waits a moment for those that were killed and are not gone yet.
 
     Args:
         store_name: Of the store.
@@ -257,6 +279,7 @@ def lock_new(store_name: str, undo: ExitStack) -> Lease:
         StoreExistsError: Some participant lives.
         StorePermissionError: The lease's name is taken by a file that is not ours.
     """
+    deadline = time.monotonic() + _DYING_WAIT_S
     while True:
         held = Lease.open(store_name, create=True)
         locked = held.try_lock_all()
@@ -266,9 +289,12 @@ def lock_new(store_name: str, undo: ExitStack) -> Lease:
             undo.callback(held.remove)
             return held
         taken = held.is_current()
+        dying = held.only_dying()
         holders = held.holders()
         held.close()
-        if taken:
+        if taken and dying and time.monotonic() < deadline:
+            time.sleep(_DYING_PAUSE_S)
+        elif taken:
             served = not holders or holders[0].startswith("server")
             raise exists(store_name, holders, served=served)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -13,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -918,3 +921,45 @@ def test_a_limit_on_the_size_of_files(name: str) -> None:
 def test_errors_have_one_root() -> None:
     for error in (StoreExistsError, StoreNotFoundError, StorePermissionError, ForkedHandleError):
         assert issubclass(error, ReverbError)
+
+
+# --- a killed process that is not quite gone ----------------------------------------------------
+
+
+def leave_the_main_thread(name: str, gate: Connection, ready: Connection) -> None:
+    """Creates a store; then only a second thread goes on, until the gate is closed.
+
+    So it looks from outside while the threads of a killed server end one after the other.
+    """
+    store = Store.create(name, TABLES, capacity=2 * MIB)
+
+    def linger() -> None:
+        gate.poll(None)
+        os._exit(store.participant)
+
+    threading.Thread(target=linger).start()
+    ready.send(True)
+    end_thread = {"x86_64": 60, "aarch64": 93}[platform.machine()]  # the system call exit
+    ctypes.CDLL(None).syscall(end_thread, 0)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="number of a call")
+def test_who_makes_a_store_anew_waits_for_the_last_thread_of_the_dead(name: str) -> None:
+    context = multiprocessing.get_context("fork")
+    gate, far_gate = context.Pipe()
+    ready, far_ready = context.Pipe()
+    process = context.Process(target=leave_the_main_thread, args=(name, far_gate, far_ready))
+    process.start()
+    assert ready.poll(DEADLINE)
+    stat = Path(f"/proc/{process.pid}/stat")
+    end = time.monotonic() + DEADLINE
+    while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.001)  # between two looks at a condition with a deadline
+    opened = threading.Timer(0.2, gate.send, args=(True,))
+    opened.start()
+    store = Store.create(name, TABLES, capacity=2 * MIB)
+    assert store.participant == 0
+    opened.join()
+    process.join(DEADLINE)
+    store.release()

@@ -130,7 +130,10 @@ def wait_for_store(run: subprocess.Popen[str], name: str) -> None:
 
 
 def wait_for_the_dead(group: int) -> None:
-    """Waits until no process of a group is left but zombies: a killed one needs a moment to die."""
+    """Waits until no process of a group is left but zombies: a killed one needs a moment to die.
+
+    A zombie may still have a thread; whoever makes its store anew waits for that.
+    """
     end = time.monotonic() + DEADLINE_S
     while any(living(entry, group) for entry in Path("/proc").glob("[0-9]*/stat")):
         assert time.monotonic() < end
