@@ -732,6 +732,8 @@ cdef class WriterCore:
         cdef list leaves = []
         cdef AppendPlan plan = self.plan
         cdef Group group
+        if sr_store_is_closed(&self.session.store.st):
+            raise_status(SR_CLOSED, "append", self.session.store)
         if self.in_place:
             raise errors.WriterStateError(
                 "a step is being written in place; leave its `with next_step()` block first")
@@ -1098,6 +1100,8 @@ cdef class WriterCore:
             raise table_not_found(table, self.tables, for_item=True)
         cdef uint32_t t = number
         cdef double p = self.checked_priority(t, table, priority)
+        if sr_store_is_closed(&self.session.store.st):
+            raise_status(SR_CLOSED, "create_item", self.session.store)
         if self.pending:
             self.make_room(table)
         cdef list leaves = []

@@ -467,6 +467,25 @@ def how_it_ends(call: Callable[[], Any]) -> str:
     return "returned"
 
 
+def test_every_call_of_a_writer_says_that_the_server_was_stopped() -> None:
+    table = reverb.Table.queue("q", 1)
+    with reverb.Server([table], capacity=8 << 20) as server:
+        writer = server.localhost_client().trajectory_writer(4)
+        for step in range(3):  # the first fits, the others are held back
+            writer.append({"x": step})
+            writer.create_item("q", 1.0, {"x": writer.history["x"][-1:]})
+        held = {"x": writer.history["x"][-1:]}
+        server.stop()
+        for call in (
+            lambda: writer.append({"x": 3}),
+            lambda: writer.create_item("q", 1.0, held),
+            lambda: writer.flush(),
+            lambda: writer.end_episode(),
+        ):
+            with pytest.raises(reverb.errors.ServerClosedError):
+                call()
+
+
 @pytest.mark.parametrize("call", WAITS)
 def test_stopping_the_server_wakes_a_thread(server: reverb.Server, call: str) -> None:
     client = server.localhost_client()
