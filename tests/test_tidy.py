@@ -60,7 +60,7 @@ CORE_LAYERS = [
     {"schema.c", "index.h"},
     {"index_fifo", "index_heap", "index_sumtree", "index_uniform", "index.c"},
     {"ledger", "steps", "refs.c", "gather.c"},
-    {"stripe", "stripe_rebuild.c", "limiter", "reach"},
+    {"events", "stripe", "stripe_rebuild.c", "limiter", "reach"},
     {"evict", "lock_all"},
     {"repair.c"},
     {"insert.c", "sample.c", "keys.c", "session.c", "store.c", "check.c", "inspect.c"},

@@ -1,6 +1,7 @@
 /* Walking all invariants: selectors against slots, counters against slots, references against
  * what refers to them, allocators. */
 #include "arena.h"
+#include "events.h"
 #include "fault.h"
 #include "index.h"
 #include "ledger.h"
@@ -117,6 +118,8 @@ int sr_check_table_locked(sr_store *st, uint32_t table, char *text, uint64_t tex
         if (rc != SR_OK) return rc;
         total += (int64_t)n_live;
     }
+    const char *events = sr_events_check(st, t, table);
+    if (events != NULL) FAIL(w, "table %s: %s", t->name, events);
     sr_books b = sr_limiter_books(st, table);
     if (t->pending != b.inserts || t->pending_samples != b.samples) {
         FAIL(w, "table %s: limiter budget lost: %lld and %lld pending, %lld and %lld reserved",
@@ -194,6 +197,14 @@ static int count_inflight(const sr_session *s, uint32_t number, const objects *o
     return SR_OK;
 }
 
+static int count_events(const sr_store *st, const sr_table *t, const objects *o, why *w) {
+    const sr_event *e;
+    for (uint64_t i = 0; sr_has_events(t) && (e = sr_events_nth(st, t, i)) != NULL; i++) {
+        if (e->ref != 0 && !refer(o, e->ref)) FAIL(w, "table %s: an event of nothing", t->name);
+    }
+    return SR_OK;
+}
+
 static int count_roots(sr_store *st, const objects *o, why *w) {
     for (uint32_t i = 0; i < st->hdr->n_tables; i++) {
         const sr_table *t = sr_table_at(st, i);
@@ -206,6 +217,8 @@ static int count_roots(sr_store *st, const objects *o, why *w) {
                 }
             }
         }
+        int rc = count_events(st, t, o, w);
+        if (rc != SR_OK) return rc;
     }
     const sr_session *s = sr_ptr(st, st->hdr->sessions_off);
     for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {

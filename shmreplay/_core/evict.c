@@ -1,5 +1,6 @@
 #include "evict.h"
 
+#include "events.h"
 #include "index.h"
 #include "limiter.h"
 #include "lock.h"
@@ -64,13 +65,14 @@ static int evict_from(sr_ses *ses, sr_table *t, uint32_t number, uint64_t others
         sr_index_sample(st, remover, (enum sr_selector)t->remover_kind, rng, 1, &slot, &prob);
         /* Older than all in the other stripes? Else look at all of them again. */
         if (t->remover_kind == SR_SEL_FIFO && sr_slot_at(st, s, slot)->seq >= others) break;
+        sr_events_spend(ses, t, 1);
         rc = sr_stripe_remove(st, t, s, slot);
         (*removed)++;
         if (rc != SR_OK || (t->n_stripes > 1 && t->remover_kind != SR_SEL_FIFO)) break;
     }
     sr_stripe_hints(st, s);
     sr_owe_deletes(ses, *stale ? 0 : -(int32_t)(want - *removed), g->epoch);
-    sr_unlock(&s->lock);
+    sr_unlock_stripe(st, t, s);
     return rc;
 }
 

@@ -1,4 +1,5 @@
 /* Inserting: reserve at the limiter, place in a stripe, settle, evict. */
+#include "events.h"
 #include "evict.h"
 #include "index.h"
 #include "limiter.h"
@@ -56,12 +57,13 @@ static int place(sr_ses *ses, sr_table *t, sr_stripe *s, uint64_t n, const sr_it
         uint32_t slot;
         rc = sr_stripe_take_slot(st, s, &slot);
         if (rc != SR_OK) break;
+        sr_events_spend(ses, t, 1);
         sr_stripe_publish(st, t, s, slot, &items[i], now, &keys[i]);
         (*placed)++;
     }
     sr_stripe_hints(st, s);
     sr_owe_inserts(ses, (int32_t)*placed, *epoch);
-    sr_unlock(&s->lock);
+    sr_unlock_stripe(st, t, s);
     return rc;
 }
 
@@ -73,7 +75,9 @@ static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *i
     while (*done < n) {
         uint64_t want = n - *done < BATCH_MAX ? n - *done : BATCH_MAX;
         sr_grant g;
-        int rc = sr_limiter_reserve_insert(ses, table, want, &g);
+        int rc = sr_has_events(t) ? sr_events_promise(ses, t, &want) : SR_OK;
+        *seq = ses->room_seq;
+        if (rc == SR_OK) rc = sr_limiter_reserve_insert(ses, table, want, &g);
         if (rc != SR_OK) return rc;
         if (g.granted == 0) {
             *seq = g.seq;
@@ -98,7 +102,11 @@ int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uin
     int rc = sr_table_usable(ses->st, table);
     if (rc != SR_OK) return rc;
     sr_begin_on(ses, SR_BUSY_INSERT, table);
+    ses->behind = 0;
     rc = insert_some(ses, table, n, items, keys, done, seq);
+    if (SR_UNLIKELY(ses->shared->promised != 0)) {
+        sr_events_unpromise(ses, sr_table_at(ses->st, table));
+    }
     atomic_fetch_add_explicit(&ses->shared->inserts, *done, memory_order_relaxed);
     sr_end(ses);
     return rc;

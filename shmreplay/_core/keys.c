@@ -1,4 +1,5 @@
 /* Operations by key: update, delete, contains; and reset and info. */
+#include "events.h"
 #include "index.h"
 #include "limiter.h"
 #include "lock.h"
@@ -28,6 +29,7 @@ static void update_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n, c
         uint32_t slot = sr_stripe_find(st, t, s, keys[i]);
         if (slot == SR_NONE) continue;
         sr_slot *p = sr_slot_at(st, s, slot);
+        if (sr_has_events(t)) sr_events_stage_update(st, t, p, priorities[i]);
         p->priority = priorities[i];
         p->touch = s->touch_next++;
         slots[found] = slot;
@@ -40,6 +42,7 @@ static void update_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n, c
         sr_index_update_many(st, &s->index[k], found, slots, prios, touches);
     }
     sr_stripe_hints(st, s);
+    sr_events_commit(st, t);
     *applied += found;
 }
 
@@ -50,6 +53,7 @@ int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys,
     int rc = sr_table_usable(st, table);
     if (rc != SR_OK) return rc;
     sr_table *t = sr_table_at(st, table);
+    if (sr_has_events(t) && n > SR_EVENTS_BATCH) return SR_INVALID;
     for (uint32_t i = 0; i < n; i++) {
         if (!sr_priority_ok(st, table, priorities[i])) return SR_INVALID;
     }
@@ -59,8 +63,10 @@ int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys,
             sr_stripe *s = sr_stripe_at(st, t, k);
             rc = sr_lock_stripe(st, t, s);
             if (rc != SR_OK) return rc;
-            update_stripe(st, t, s, count, keys + at, priorities + at, applied);
-            sr_unlock(&s->lock);
+            if (sr_has_events(t)) rc = sr_events_room(ses, t, count);
+            if (rc == SR_OK) update_stripe(st, t, s, count, keys + at, priorities + at, applied);
+            sr_unlock_stripe(st, t, s);
+            if (rc != SR_OK) return rc;
         }
     }
     if (*applied < n) {
@@ -90,6 +96,7 @@ int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uin
     int rc = sr_table_usable(st, table);
     if (rc != SR_OK) return rc;
     sr_table *t = sr_table_at(st, table);
+    if (sr_has_events(t) && n > SR_EVENTS_BATCH) return SR_INVALID;
     sr_begin_on(ses, SR_BUSY_DELETE, table);
     for (uint32_t k = 0; k < t->n_stripes && rc == SR_OK; k++) {
         sr_stripe *s = sr_stripe_at(st, t, k);
@@ -97,9 +104,10 @@ int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uin
         if (rc != SR_OK) break;
         uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
         uint32_t here = 0;
-        rc = delete_in_stripe(st, t, s, n, keys, &here);
+        if (sr_has_events(t)) rc = sr_events_room(ses, t, n);
+        if (rc == SR_OK) rc = delete_in_stripe(st, t, s, n, keys, &here);
         sr_owe_deletes(ses, (int32_t)here, epoch);
-        sr_unlock(&s->lock);
+        sr_unlock_stripe(st, t, s);
         *deleted += here;
         if (here > 0) {
             int settled = sr_limiter_settle_delete(ses, table, here, epoch);
@@ -172,7 +180,12 @@ int sr_reset(sr_ses *ses, uint32_t table) {
         sr_unlock_table(st, t);
         rc = SR_CORRUPT;
     }
+    if (rc == SR_OK && sr_has_events(t) && (rc = sr_events_room(ses, t, 1)) != SR_OK) {
+        sr_unlock_table(st, t);
+    }
     if (rc == SR_OK) {
+        /* Staged before the mark: a repair that finds both puts it where it was missing. */
+        if (sr_has_events(t)) sr_events_stage_reset(st, t);
         atomic_store_explicit(&t->resetting, 1, memory_order_release);
         atomic_fetch_add_explicit(&t->epoch, 1, memory_order_relaxed);
         for (uint32_t k = 0; k < t->n_stripes; k++) {
@@ -180,8 +193,10 @@ int sr_reset(sr_ses *ses, uint32_t table) {
             if (cleared != SR_OK) rc = cleared;
         }
         sr_reset_counters(t);
+        sr_events_commit(st, t);
         atomic_store_explicit(&t->resetting, 0, memory_order_release);
         sr_unlock_table(st, t);
+        if (sr_has_events(t)) sr_events_notify(st);
         sr_limiter_wake_all(t);
     }
     sr_end(ses);
@@ -200,6 +215,7 @@ int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
     out->deletes = t->deletes;
     out->pending = t->pending;
     sr_unlock(&t->limiter_lock);
+    sr_events_count(st, t, out);
     for (uint32_t k = 0; k < t->n_stripes; k++) {
         out->size +=
             (int64_t)atomic_load_explicit(&sr_stripe_at(st, t, k)->size, memory_order_relaxed);

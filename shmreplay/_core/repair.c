@@ -5,6 +5,7 @@
  * Nothing here undoes what it did if it is cut short: the store stays dirty, and whoever comes next
  * does all of it again. */
 #include "arena.h"
+#include "events.h"
 #include "ledger.h"
 #include "limiter.h"
 #include "lock.h"
@@ -29,8 +30,10 @@ static int is_poisoned(const sr_table *t) {
 
 /* A reset that was cut short is done to its end: items first, so that a second death finds either
  * the mark or a table that is reset. */
-static void finish_reset(sr_store *st, sr_table *t) {
-    if (atomic_load_explicit(&t->resetting, memory_order_acquire) == 0) return;
+static void finish_reset(sr_store *st, sr_table *t, uint32_t table) {
+    int reset = atomic_load_explicit(&t->resetting, memory_order_acquire) != 0;
+    if (!sr_events_repair(st, t, table, reset)) poison(t, SR_POISON_CHECK);
+    if (!reset) return;
     for (uint32_t k = 0; k < t->n_stripes; k++) {
         sr_stripe *s = sr_stripe_at(st, t, k);
         if (!sr_stripe_slots_ok(st, s)) continue; /* poisons the table below */
@@ -60,6 +63,18 @@ static void reach_slots(sr_reach *r, sr_table *t) {
             if (!sr_reach_ref(r, ref) || !sr_reach_item_ok(st, ref, p->row_start, p->row_count)) {
                 poison(t, SR_POISON_ITEM);
             }
+        }
+    }
+}
+
+/* Events that nobody was told of. */
+static void reach_events(sr_reach *r, sr_table *t) {
+    const sr_event *e;
+    for (uint64_t i = 0; sr_has_events(t) && (e = sr_events_nth(r->st, t, i)) != NULL; i++) {
+        if (e->ref == 0) continue;
+        if (!sr_reach_ref(r, e->ref) ||
+            !sr_reach_item_ok(r->st, e->ref, e->row_start, e->row_count)) {
+            poison(t, SR_POISON_ITEM);
         }
     }
 }
@@ -100,7 +115,10 @@ static int reach_inflight(sr_reach *r, sr_session *s) {
 static int reach_all(sr_reach *r) {
     sr_store *st = r->st;
     int sound = 1;
-    for (uint32_t i = 0; i < st->hdr->n_tables; i++) reach_slots(r, sr_table_at(st, i));
+    for (uint32_t i = 0; i < st->hdr->n_tables; i++) {
+        reach_slots(r, sr_table_at(st, i));
+        reach_events(r, sr_table_at(st, i));
+    }
     for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
         sr_session *s = sr_session_at(st, i);
         if (s->ledger_off != 0 && !reach_ledger(r, s)) sound = 0;
@@ -128,6 +146,11 @@ static void recount_memory(sr_store *st) {
     for (uint32_t i = 0; i < h->n_arenas; i++) {
         const sr_arena *a = sr_arena_at(st, i);
         bytes += a->committed_end - a->start;
+    }
+    for (uint32_t i = 0; i < h->n_tables; i++) {
+        const sr_table *t = sr_table_at(st, i);
+        const sr_ring *ring = sr_has_events(t) ? sr_events_ring(st, t) : NULL;
+        if (ring != NULL) bytes += sr_events_bytes(ring->capacity);
     }
     for (uint32_t i = 0; i < h->n_stripes; i++) {
         const sr_stripe *s = (const sr_stripe *)sr_ptr(st, h->stripes_off) + i;
@@ -187,7 +210,7 @@ static int rebuild_table(sr_store *st, uint32_t table) {
 
 static int repair_locked(sr_store *st) {
     sr_limiter_undo(st);
-    for (uint32_t i = 0; i < st->hdr->n_tables; i++) finish_reset(st, sr_table_at(st, i));
+    for (uint32_t i = 0; i < st->hdr->n_tables; i++) finish_reset(st, sr_table_at(st, i), i);
     sr_reach r;
     int rc = sr_reach_begin(st, &r);
     if (rc == SR_SYS) return rc;

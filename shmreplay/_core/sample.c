@@ -1,5 +1,6 @@
 /* Sampling: reserve at the limiter, split over the stripes by mass, draw and pin in each,
  * settle. */
+#include "events.h"
 #include "index.h"
 #include "ledger.h"
 #include "limiter.h"
@@ -70,12 +71,15 @@ static void draw_many(draw_ctx *c, sr_stripe *s, uint32_t n, double scale, doubl
             atomic_load_explicit(&sr_slot_at(c->st, s, slots[i])->ref, memory_order_relaxed);
         __builtin_prefetch(sr_ptr(c->st, SR_REF_OFF(ref)), 1);
     }
+    sr_events_spend(c->ses, c->t, n);
     for (uint32_t i = 0; i < n; i++) {
         sr_slot *slot = sr_slot_at(c->st, s, slots[i]);
         count_sample(c, slot);
+        sr_events_stage(c->st, c->t, SR_EVENT_SAMPLE, slot, slot->ref);
         double p = exact > 0 ? exact : prob[i] * scale;
         take(c, slot, p, table_size, &out[where == NULL ? i : where[i]]);
     }
+    sr_events_commit(c->st, c->t);
 }
 
 /* One stripe: everything under one hold of its lock. */
@@ -96,14 +100,18 @@ static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
         sr_slot *slot = sr_slot_at(c->st, s, number);
         count_sample(c, slot);
         take(c, slot, prob, (int64_t)ix->count, &out[done++]);
+        sr_events_spend(c->ses, c->t, 2);
+        sr_events_stage(c->st, c->t, SR_EVENT_SAMPLE, slot, slot->ref);
         if (slot->times_sampled == (uint32_t)c->t->max_times_sampled) {
             c->removed++;
+            /* Commits what is staged: the draw that took the item out, and that it went. */
             if ((c->status = sr_stripe_remove(c->st, c->t, s, number)) != SR_OK) break;
         }
+        sr_events_commit(c->st, c->t);
     }
     if (c->removed > 0) sr_stripe_hints(c->st, s);
     owe(c, done);
-    sr_unlock(&s->lock);
+    sr_unlock_stripe(c->st, c->t, s);
     return done;
 }
 
@@ -249,9 +257,11 @@ static int sample_some(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out,
                        uint32_t *seq) {
     draw_ctx c = {.st = ses->st, .ses = ses, .t = sr_table_at(ses->st, table), .status = SR_OK};
     while (*done < n) {
-        uint32_t want = n - *done < BATCH_MAX ? n - *done : BATCH_MAX;
+        uint64_t want = n - *done < BATCH_MAX ? n - *done : BATCH_MAX;
         sr_grant g;
-        int rc = sr_limiter_reserve_sample(ses, table, want, &g);
+        int rc = sr_has_events(c.t) ? sr_events_promise(ses, c.t, &want) : SR_OK;
+        *seq = ses->sample_seq;
+        if (rc == SR_OK) rc = sr_limiter_reserve_sample(ses, table, want, &g);
         if (rc != SR_OK) return rc;
         *seq = g.seq;
         if (g.granted == 0) return SR_WOULD_BLOCK;
@@ -287,7 +297,11 @@ int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t
     rc = sr_ledger_reserve(ses, n);
     if (rc != SR_OK) return rc;
     sr_begin_on(ses, SR_BUSY_SAMPLE, table);
+    ses->behind = 0;
     rc = sample_some(ses, table, n, out, done, seq);
+    if (SR_UNLIKELY(ses->shared->promised != 0)) {
+        sr_events_unpromise(ses, sr_table_at(ses->st, table));
+    }
     atomic_fetch_add_explicit(&ses->shared->samples, *done, memory_order_relaxed);
     sr_end(ses);
     return rc;

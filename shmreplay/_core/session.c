@@ -1,5 +1,6 @@
 /* Participants and sessions: who is attached, and their places in the store. */
 #include "arena.h"
+#include "events.h"
 #include "evict.h"
 #include "fault.h"
 #include "ledger.h"
@@ -71,6 +72,7 @@ int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kin
         atomic_store_explicit(&s->table, SR_NONE, memory_order_relaxed);
         s->reserved_inserts = s->reserved_samples = 0;
         s->owed_inserts = s->owed_samples = s->owed_deletes = 0;
+        s->promised = 0;
         s->participant = participant;
         int rc = sr_ledger_reserve(out, 1);
         if (rc != SR_OK) {
@@ -131,6 +133,7 @@ static int settle(sr_store *st, sr_session *s) {
     if (t == NULL) return SR_OK; /* it never began an operation on a table */
     int rc = sr_lock_table(st, t);
     if (rc != SR_OK) return rc;
+    sr_events_forget(st, t, s);
     uint64_t over = sr_limiter_settle_dead(t, s);
     int poisoned = atomic_load_explicit(&t->poisoned, memory_order_relaxed) != SR_SOUND;
     if (over > 0 && !poisoned) rc = sr_evict_locked(st, t, over);

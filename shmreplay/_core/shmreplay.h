@@ -21,7 +21,7 @@
 
 enum sr_status {
     SR_OK = 0,
-    SR_WOULD_BLOCK = -1, /* the rate limiter says no; nothing was changed */
+    SR_WOULD_BLOCK = -1, /* the rate limiter, or a table's ring of events, says no; unchanged */
     SR_FULL = -2,        /* the store's capacity is used up; see sr_last_detail */
     SR_NOSPACE = -3,     /* the file system (/dev/shm) has no memory left; see sr_last_detail */
     SR_CLOSED = -4,      /* the server closed the store */
@@ -55,6 +55,8 @@ typedef struct {
     sr_store *st;
     sr_session *shared;
     uint32_t number;
+    int behind;           /* 1: the last refusal was for want of room for events */
+    uint32_t room_seq, sample_seq; /* then: insert_seq and sample_seq of the table */
     uint32_t n_free;      /* free ledger positions, a stack */
     uint32_t *free_stack; /* [ledger_cap] */
 } sr_ses;
@@ -71,6 +73,7 @@ typedef struct {
     double samples_per_insert, min_diff, max_diff;
     int64_t min_size_to_sample;
     uint64_t seed;
+    uint32_t n_events; /* of its ring, SR_EVENTS_MIN to SR_EVENTS_MAX, one stripe; 0: no ring */
 } sr_table_config;
 
 typedef struct {
@@ -244,12 +247,14 @@ void sr_wait_insert(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout
  * negative nor infinite, and a finite weight. */
 int sr_priority_ok(const sr_store *st, uint32_t table, double priority);
 /* New priorities by key; *applied counts the keys that were there. All priorities are checked
- * first: SR_INVALID with nothing changed. */
+ * first: SR_INVALID with nothing changed. Of a table with events at most SR_EVENTS_BATCH keys
+ * (else SR_INVALID), as for sr_delete; SR_WOULD_BLOCK where there is no room for as many events. */
 int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys,
               const double *priorities, uint32_t *applied);
 /* Delete by key; *deleted counts. */
 int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uint32_t *deleted);
-/* Remove everything and zero the counters; blocked inserts proceed. Holds all the table's locks. */
+/* Remove everything and zero the counters; blocked inserts proceed. Holds all the table's locks.
+ * SR_WOULD_BLOCK, of a table with events: no room for one. */
 int sr_reset(sr_ses *ses, uint32_t table);
 /* 1 if the key is in the table now. */
 int sr_contains(sr_ses *ses, uint32_t table, uint64_t key);
@@ -259,10 +264,38 @@ typedef struct {
     int64_t num_episodes, num_deleted_episodes, num_unique_samples;
     uint64_t missed_updates;
     uint32_t sample_waiters, insert_waiters, poisoned;
+    uint32_t events, events_capacity; /* that wait for the table's extensions */
+    uint64_t events_dropped;
 } sr_table_info;
 int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out);
 int sr_can_sample(sr_store *st, uint32_t table, int64_t n); /* 1, 0, or a negative status */
 int sr_can_insert(sr_store *st, uint32_t table, int64_t n);
+
+/* ---------------------------------------------------------------- events, for extensions
+ *
+ * A table with a ring of events refuses what it has no room to tell of: sr_insert, sr_sample,
+ * sr_update, sr_delete and sr_reset then give SR_WOULD_BLOCK with ses->behind set, having changed
+ * nothing; sr_wait_insert (sr_wait_sample) on the word that they gave, or on ses->room_seq,
+ * ends when there is room. An event is put under the lock under which the table changes, so that their
+ * order is the order of the changes. Crash, of who makes a change: it is there with its event or
+ * not at all, times_sampled aside; of who takes events: those taken are lost. */
+
+/* 1 if the table has a ring. No lock. */
+int sr_table_has_events(const sr_store *st, uint32_t table);
+/* Take at most `max` events, the oldest first. kinds[i] (enum sr_event_kind) of *n events; those
+ * with an item have it in items[], in their order, *n_items of them, pinned in the ledger.
+ * From then on the table counts as served. Also of a closed store. SR_OK (*n may be 0), SR_INVALID,
+ * SR_CORRUPT, or what the ledger's growth says. */
+int sr_events_take(sr_ses *ses, uint32_t table, uint32_t max, sr_sampled *items, uint32_t *kinds,
+                   uint32_t *n_items, uint32_t *n);
+/* The word that changes when events are put, and sleeping while it is `seq`, at most timeout_ms
+ * <= 100. */
+uint32_t sr_events_seq(const sr_store *st);
+void sr_events_wait(sr_store *st, uint32_t seq, uint32_t timeout_ms);
+/* 1 if the table refuses changes for want of room, else 0, or a negative status. */
+int sr_events_behind(sr_store *st, uint32_t table);
+/* Nobody takes events any more: from now on they are dropped and counted, until sr_events_take. */
+int sr_events_unserve(sr_store *st, uint32_t table);
 
 /* ---------------------------------------------------------------- reading */
 

@@ -1,5 +1,6 @@
 /* Laying a store out, attaching to one, closing it, and what it holds. */
 #include "arena.h"
+#include "events.h"
 #include "fault.h"
 #include "ledger.h"
 #include "lock.h"
@@ -31,6 +32,7 @@ uint64_t sr_layout_signature(void) {
         sizeof(sr_slot),
         sizeof(sr_stripe),
         sizeof(sr_table),
+        sizeof(sr_ring) + sizeof(sr_event),
         offsetof(sr_header, config_off),
         offsetof(sr_table, sample_seq),
         offsetof(sr_stripe, index),
@@ -78,6 +80,7 @@ static void make_plan(const sr_store_config *cfg, const sr_table_config *tables,
     for (uint32_t i = 0; i < cfg->n_tables; i++) {
         uint64_t slots = sr_stripe_slots_max(&tables[i], cfg->capacity_bytes);
         at += tables[i].n_stripes * sr_stripe_region_bytes(&tables[i], slots);
+        at += sr_events_bytes(tables[i].n_events);
     }
     p->arena_start = sr_align(at, SR_PAGE);
     p->arena_span = sr_align(cfg->capacity_bytes, SR_PAGE);
@@ -117,6 +120,12 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
         if (rc != SR_OK) return rc;
         *region += sr_stripe_region_bytes(cfg, slots);
     }
+    if (cfg->n_events == 0) return SR_OK;
+    uint64_t bytes = sr_events_bytes(cfg->n_events);
+    int rc = sr_commit(st, *region, bytes, bytes);
+    if (rc != SR_OK) return rc;
+    sr_events_init(st, t, number, *region, cfg->n_events);
+    *region += bytes;
     return SR_OK;
 }
 
@@ -150,6 +159,10 @@ static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) 
         }
         if (t->sampler_kind < SR_SEL_FIFO || t->sampler_kind > SR_SEL_MAX_HEAP) return 0;
         if (t->remover_kind < SR_SEL_FIFO || t->remover_kind > SR_SEL_MAX_HEAP) return 0;
+        if (t->n_events > 0 && (t->n_stripes > 1 || t->n_events < SR_EVENTS_MIN ||
+                                t->n_events > SR_EVENTS_MAX)) {
+            return 0;
+        }
         if (!(t->samples_per_insert > 0) || t->min_size_to_sample < 1) return 0;
     }
     return locks <= SR_LOCKS_MAX;
@@ -267,7 +280,8 @@ int sr_store_attach(sr_store *st) {
         const sr_table *t = sr_table_at(st, i);
         if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX ||
             t->n_stripes > h->n_stripes ||
-            t->first_stripe > h->n_stripes - t->n_stripes) {
+            t->first_stripe > h->n_stripes - t->n_stripes ||
+            (sr_has_events(t) && sr_events_ring(st, t) == NULL)) {
             return SR_CORRUPT;
         }
     }
@@ -283,6 +297,7 @@ void sr_store_close(sr_store *st) {
         sr_futex_wake(&t->sample_seq, &t->sample_waiters, UINT32_MAX);
     }
     sr_futex_wake(&h->commit_seq, &h->commit_waiters, UINT32_MAX);
+    sr_events_notify(st);
 }
 
 int sr_store_is_closed(const sr_store *st) {
