@@ -4,6 +4,7 @@ from shmreplay import (
     checkpointers,
     dataset,
     errors,
+    extensions,
     item_selectors,
     padding,
     pybind,
@@ -17,6 +18,7 @@ from shmreplay import (
 from shmreplay import selectors as distributions
 from shmreplay.client import Client
 from shmreplay.errors import DeadlineExceededError, ReverbError
+from shmreplay.extensions import TableExtension
 from shmreplay.pattern_dataset import PatternDataset
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.server import Server
@@ -42,6 +44,7 @@ __all__ = [
     "StructuredWriter",
     "TFClient",
     "Table",
+    "TableExtension",
     "TensorSpec",
     "TimestepDataset",
     "TrajectoryColumn",
@@ -53,6 +56,7 @@ __all__ = [
     "dataset",
     "distributions",
     "errors",
+    "extensions",
     "item_selectors",
     "padding",
     "pybind",

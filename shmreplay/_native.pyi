@@ -45,6 +45,8 @@ __all__ = [
 
 # key, probability, table_size, priority, times_sampled, inserted_ns
 _Info: TypeAlias = tuple[int, float, int, float, int, int]
+# kind, index of the item in its batch or -1, key, priority, times_sampled, inserted_ns
+_Event: TypeAlias = tuple[int, int, int, float, int, int]
 _InfoArrays: TypeAlias = tuple[
     npt.NDArray[np.uint64],
     npt.NDArray[np.float64],
@@ -139,6 +141,14 @@ class Store:
     def schema_intern(self, json: bytes) -> int: ...
     def schema_text(self, number: int) -> bytes: ...
     def wait_insert(self, table: int, seq: int, timeout_ms: int) -> None: ...
+    # Of the thread that calls the extensions of the store's tables; 0: it is not of this process.
+    extension_thread: int
+    # Says whether the store's server lives; None: it does.
+    server_lives: Callable[[], bool] | None
+    def events_seq(self) -> int: ...
+    def wait_events(self, seq: int, timeout_ms: int) -> None: ...
+    def events_behind(self, table: int) -> bool: ...
+    def check_extension_thread(self, table: int) -> None: ...
 
 @disjoint_base
 class Buffer:
@@ -187,6 +197,16 @@ class Session:
         episode_id: int,
         keys: npt.NDArray[np.uint64],
     ) -> None: ...
+    def take_events(self, table: int, most: int) -> tuple[Batch, list[_Event]]: ...
+    def insert_again(
+        self,
+        batch: Batch,
+        i: int,
+        table: int,
+        priority: float,
+        timeout: float | None,
+        describe: Callable[[], str],
+    ) -> int: ...
 
 @disjoint_base
 class Batch:

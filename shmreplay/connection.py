@@ -191,6 +191,11 @@ class Connection:
         def describe() -> str:
             c = self.configs[number]
             i = self.native.table_info(number)
+            if self.native.events_behind(number):
+                return (
+                    f"{what} on table {c.name!r} waits: its extensions are behind, as "
+                    f"{i['events']} changes wait for them (at most {i['events_capacity']})"
+                )
             diff = i["inserts"] * c.samples_per_insert - i["samples"]
             return (
                 f"{what} on table {c.name!r} is held back by its rate limiter: "

@@ -14,6 +14,7 @@ __all__ = [
     "CheckpointError",
     "DeadlineExceededError",
     "ExpiredReferenceError",
+    "ExtensionError",
     "ForkedHandleError",
     "HistoryIndexError",
     "InvalidArgumentError",
@@ -107,6 +108,10 @@ class HistoryIndexError(ReverbError, IndexError):
 
 class ExpiredReferenceError(InvalidArgumentError, RuntimeError):
     """Raised when a trajectory column refers to a value that its writer does not keep any more."""
+
+
+class ExtensionError(ReverbError, RuntimeError):
+    """Raised when an extension's method would wait for itself, or uses an item after it is over."""
 
 
 class ForkedHandleError(ReverbError, RuntimeError):

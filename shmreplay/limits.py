@@ -92,6 +92,24 @@ INSERT_WRITERS_MAX: Final = 8
 SWEEP_EVERY_S: Final = 1.0
 """Seconds between two looks of the server for participants that died."""
 
+EXTENSION_EVENTS: Final = 1024
+"""Changes of a table that its extensions may be behind: each keeps its item's steps in memory."""
+
+EXTENSION_EVENTS_MIN: Final = 512
+"""Fewest of them: a batch of 256 inserts may evict as many, and needs room for both."""
+
+EXTENSION_EVENTS_MAX: Final = 2**16
+"""Most of them: more memory than that would be committed for nothing."""
+
+EXTENSION_BATCH: Final = 64
+"""Changes that the extensions' thread takes at once: those are lost if the server is killed."""
+
+EXTENSION_STOP_S: Final = 5.0
+"""Seconds that a server which is stopped gives its extensions for what they were not told yet."""
+
+EXTENSION_LOG_EVERY_S: Final = 1.0
+"""Seconds between two tracebacks of one table's extensions in the log; all are counted."""
+
 # --- Waiting ----------------------------------------------------------------------------------
 
 WRITER_WINDOW_ITEMS: Final = 128

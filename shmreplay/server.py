@@ -18,6 +18,7 @@ from shmreplay import _native, errors, limits, recovery, reverb_types
 from shmreplay.checkpointers import CheckpointerBase
 from shmreplay.client import Client
 from shmreplay.connection import Connection
+from shmreplay.extension_thread import ExtensionThread
 from shmreplay.store import Store
 from shmreplay.table import Table, checked_tables
 
@@ -93,6 +94,7 @@ class Server:
             )
         checked = None if recover and tables is None else checked_tables(tables)
         _check_checkpointer(checkpointer)
+        _prepare_extensions(checked or ())
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}" if name is None else name
         known = recovery.port_of(self._name) if recover and port is None else None
         self._socket, self._port = _reserve_port(port) if known is None else _reserve_again(known)
@@ -110,13 +112,17 @@ class Server:
             table._bind(_Handle(self._connection, self._connection.number(table.name)))
         ref = weakref.ref(self)
         self._threads: list[threading.Thread] = []
+        self._extensions: ExtensionThread | None = None
         try:
+            self._extensions = ExtensionThread.make(self._connection, checked or ())
             for target, label in ((_commit, "shmreplay-commit"), (_sweep, "shmreplay-janitor")):
                 thread = threading.Thread(
                     target=target, args=(ref, store.native, self._stopped), name=label, daemon=True
                 )
                 thread.start()
                 self._threads.append(thread)
+            if self._extensions is not None:
+                self._threads.append(self._extensions.start(self._stopped))
         except BaseException:  # no memory for a thread: no server, and no store either
             self.stop()
             raise
@@ -142,7 +148,10 @@ class Server:
 
     def stats(self) -> dict[str, float]:
         """Counters of the store and of each table: a flat dict of numbers, units in the names."""
-        return self._connection.stats()
+        stats = self._connection.stats()
+        if self._extensions is not None:
+            stats.update(self._extensions.stats())
+        return stats
 
     def check(self) -> None:
         """Walks all invariants of the store.
@@ -161,7 +170,10 @@ class Server:
         store.unlink()
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join()
+                # An extension's method may hang; its thread then keeps what it needs of the store.
+                thread.join(2 * limits.EXTENSION_STOP_S)
+                if thread.is_alive():
+                    _log.warning("thread %s still runs after the server stopped", thread.name)
         self._connection.close()
         self._socket.close()
 
@@ -219,6 +231,13 @@ def _check_checkpointer(checkpointer: Any) -> None:
         "and Client.checkpoint() raises.",
         checkpointer,
     )
+
+
+def _prepare_extensions(tables: Sequence[Table]) -> None:
+    names = [table.name for table in tables]
+    for table in tables:
+        for extension in table.extensions:
+            extension.prepare(table.name, names)
 
 
 def _reserve_port(port: Any) -> tuple[socket.socket, int]:

@@ -88,6 +88,7 @@ class Store:
         # Threads of one process do not exclude each other by record locks.
         self._reclaiming = threading.Lock()
         native.on_full = self._make_room
+        native.server_lives = self._server_lives
 
     @classmethod
     def create(
@@ -419,6 +420,7 @@ class Store:
                 stack.callback(self._native.participant_clear, 0)
                 stack.callback(self._close_and_unlink)
         self._native.on_full = None
+        self._native.server_lives = None
 
     def unlink(self) -> None:
         """Closes the store for everybody and removes its name; only its server may.
@@ -475,6 +477,10 @@ class Store:
         except (ReverbError, OSError) as error:
             _log.warning("a dead process held what cannot be given back: %s", error)
             return False
+
+    def _server_lives(self) -> bool:
+        with _lock:
+            return self._references == 0 or self._lives(0)
 
     def reclaim_dead(self) -> int:
         """Frees the sessions of participants that died.

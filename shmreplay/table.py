@@ -16,8 +16,12 @@ from typing import Any, Protocol
 
 from shmreplay import rate_limiters, reverb_types, selectors, spec
 from shmreplay.errors import ArgumentTypeError, InvalidArgumentError
+from shmreplay.extensions import TableExtension
 from shmreplay.limits import (
     DEFAULT_MAX_STRIPES,
+    EXTENSION_EVENTS,
+    EXTENSION_EVENTS_MAX,
+    EXTENSION_EVENTS_MIN,
     MAX_CONFIG_JSON_BYTES,
     MAX_SEED,
     MAX_STRIPES,
@@ -74,6 +78,8 @@ class TableConfig:
     seed: int | None
     signature_json: str
     """A signature as ``spec.signature_to_json`` writes it; ``'null'`` for none."""
+    events: int = 0
+    """Changes that its extensions may be behind; 0 for a table without extensions."""
 
     def __post_init__(self) -> None:
         """Checks the settings, as the class says."""
@@ -83,6 +89,7 @@ class TableConfig:
         selectors.from_kind(self.sampler_kind, self.sampler_exponent)
         selectors.from_kind(self.remover_kind, self.remover_exponent)
         self._check_stripes()
+        _check_events(self.events, self.stripes)
 
     def _check_stripes(self) -> None:
         stripes, hint = self.stripes, "Leave stripes out for a default that fits."
@@ -203,7 +210,7 @@ class Table:
         max_size: int,
         rate_limiter: rate_limiters.RateLimiter,
         max_times_sampled: int = 0,
-        extensions: Sequence[Any] | None = (),
+        extensions: Sequence[TableExtension] | None = (),
         signature: Any = None,
         *,
         seed: int | None = None,
@@ -218,33 +225,31 @@ class Table:
             max_size: Items that the table holds, 1 to 2**31 - 1.
             rate_limiter: Says how far inserting and sampling may run ahead of each other.
             max_times_sampled: An item is removed once it was sampled so often; below 1, never.
-            extensions: Must be empty.
+            extensions: Told of every change of the table, in order; see ``TableExtension``.
             signature: Shape and dtype of each column of an item, in the structure that items have;
                 see ``spec.as_signature``. None takes any data.
             seed: 0 to 2**64 - 1; makes what a single client samples repeat exactly, given the same
                 number of stripes. None seeds from the operating system.
             stripes: Shares of the table with a lock of their own. By default 1 where sampler or
-                remover need one order over all items or where ``max_times_sampled`` is set, else
-                the number of processors, at most 16.
+                remover need one order over all items, or ``max_times_sampled`` or extensions are
+                set, else the number of processors, at most 16.
 
         Raises:
             InvalidArgumentError: A value is out of its range.
             ArgumentTypeError: A value has the wrong type, or ``max_size`` is 2**31 or more.
             SignatureError: The signature has a leaf that cannot be stored.
         """
-        _check_selector("sampler", sampler)
-        _check_selector("remover", remover)
-        _check_limiter(rate_limiter)
-        _check_extensions(extensions)
+        _check_parts(sampler, remover, rate_limiter)
+        self._extensions = _checked_extensions(extensions)
         max_size = checked_int("max_size", max_size)
         max_times_sampled = checked_int("max_times_sampled", max_times_sampled)
         _check_sizes(max_size, max_times_sampled)  # before the default number of stripes uses them
         self._signature = None if signature is None else spec.as_signature(signature)
         self._requested_stripes = None if stripes is None else checked_int("stripes", stripes)
-        if self._requested_stripes is None:
-            resolved = _default_stripes(sampler.kind, remover.kind, max_size, max_times_sampled)
-        else:
-            resolved = self._requested_stripes
+        resolved = self._requested_stripes
+        if resolved is None:
+            order = max_times_sampled > 0 or bool(self._extensions)
+            resolved = 1 if order else _default_stripes(sampler.kind, remover.kind, max_size)
         self._config = TableConfig(
             name=name,
             sampler_kind=sampler.kind,
@@ -260,6 +265,7 @@ class Table:
             stripes=resolved,
             seed=None if seed is None else checked_int("seed", seed),
             signature_json=spec.signature_to_json(self._signature),
+            events=EXTENSION_EVENTS if self._extensions else 0,
         )
         self._sampler = sampler
         self._remover = remover
@@ -271,7 +277,7 @@ class Table:
         cls,
         name: str,
         max_size: int,
-        extensions: Sequence[Any] | None = (),
+        extensions: Sequence[TableExtension] | None = (),
         signature: Any = None,
         *,
         seed: int | None = None,
@@ -281,7 +287,7 @@ class Table:
         Args:
             name: See the constructor, as for the other arguments.
             max_size: Items that may wait in the queue; then inserts wait.
-            extensions: Must be empty.
+            extensions: Told of every change.
             signature: Shape and dtype of each column, or None.
             seed: As for other tables; a queue draws no random numbers.
 
@@ -306,7 +312,7 @@ class Table:
         cls,
         name: str,
         max_size: int,
-        extensions: Sequence[Any] | None = (),
+        extensions: Sequence[TableExtension] | None = (),
         signature: Any = None,
         *,
         seed: int | None = None,
@@ -316,7 +322,7 @@ class Table:
         Args:
             name: See the constructor, as for the other arguments.
             max_size: Items that may lie on the stack; then inserts wait.
-            extensions: Must be empty.
+            extensions: Told of every change.
             signature: Shape and dtype of each column, or None.
             seed: As for other tables; a stack draws no random numbers.
 
@@ -363,7 +369,7 @@ class Table:
         max_size: int | None = None,
         rate_limiter: rate_limiters.RateLimiter | None = None,
         max_times_sampled: int | None = None,
-        extensions: Sequence[Any] | None = None,
+        extensions: Sequence[TableExtension] | None = None,
         signature: Any = None,
         *,
         seed: int | None = None,
@@ -378,7 +384,7 @@ class Table:
             max_size: Items that the table holds.
             rate_limiter: Says how far inserting and sampling may run ahead of each other.
             max_times_sampled: How often an item is sampled before it is removed.
-            extensions: Must be empty.
+            extensions: Told of every change.
             signature: Shape and dtype of each column; it cannot be removed.
             seed: Of the random numbers.
             stripes: Where none were asked for, the default for the new settings.
@@ -397,7 +403,7 @@ class Table:
             max_times_sampled=(
                 config.max_times_sampled if max_times_sampled is None else max_times_sampled
             ),
-            extensions=extensions,
+            extensions=self._extensions if extensions is None else extensions,
             signature=self._signature if signature is None else signature,
             seed=config.seed if seed is None else seed,
             stripes=self._requested_stripes if stripes is None else stripes,
@@ -412,6 +418,11 @@ class Table:
     def signature(self) -> Any:
         """The signature, a structure of ``TensorSpec``, or None."""
         return self._signature
+
+    @property
+    def extensions(self) -> tuple[TableExtension, ...]:
+        """What is told of every change of the table."""
+        return self._extensions
 
     @property
     def info(self) -> reverb_types.TableInfo:
@@ -514,8 +525,8 @@ def _needs_order(sampler_kind: str, remover_kind: str) -> bool:
     return sampler_kind in _ORDERED_SAMPLERS or remover_kind in _ORDERED_REMOVERS
 
 
-def _default_stripes(sampler: str, remover: str, max_size: int, max_times_sampled: int) -> int:
-    if _needs_order(sampler, remover) or max_times_sampled > 0:
+def _default_stripes(sampler: str, remover: str, max_size: int) -> int:
+    if _needs_order(sampler, remover):
         return 1
     return min(DEFAULT_MAX_STRIPES, os.cpu_count() or 1, max_size)
 
@@ -574,7 +585,9 @@ def _check_selector(role: str, selector: Any) -> None:
         )
 
 
-def _check_limiter(limiter: Any) -> None:
+def _check_parts(sampler: Any, remover: Any, limiter: Any) -> None:
+    _check_selector("sampler", sampler)
+    _check_selector("remover", remover)
     if not isinstance(limiter, rate_limiters.RateLimiter):
         raise ArgumentTypeError(
             f"Got the rate_limiter {limiter!r}; expected a rate limiter. Make one of"
@@ -582,12 +595,31 @@ def _check_limiter(limiter: Any) -> None:
         )
 
 
-def _check_extensions(extensions: Sequence[Any] | None) -> None:
-    if extensions:
+def _checked_extensions(extensions: Any) -> tuple[TableExtension, ...]:
+    if extensions is None:
+        return ()
+    if isinstance(extensions, TableExtension | str) or not isinstance(extensions, Iterable):
+        raise ArgumentTypeError(
+            f"Got the table extensions {extensions!r}; expected a list of objects that derive from"
+            " shmreplay.TableExtension."
+        )
+    result = tuple(extensions)
+    for extension in result:
+        if not isinstance(extension, TableExtension):
+            raise ArgumentTypeError(
+                f"Got the table extension {extension!r} of type {type(extension).__name__};"
+                " expected an object that derives from shmreplay.TableExtension. Derive a class"
+                " from it, and give an instance of that."
+            )
+    return result
+
+
+def _check_events(events: int, stripes: int) -> None:
+    if events and not (stripes == 1 and EXTENSION_EVENTS_MIN <= events <= EXTENSION_EVENTS_MAX):
         raise InvalidArgumentError(
-            f"Got the table extensions {extensions!r}; expected none, as tables in shared memory"
-            " run no code of their own. Supported are an empty sequence and None; read counters"
-            " from Table.info or Client.server_info() instead."
+            f"Got {stripes} stripes and room for {events} changes for a table with extensions;"
+            f" expected 1 stripe, as they are told of all changes in one order, and room for"
+            f" {EXTENSION_EVENTS_MIN} to {EXTENSION_EVENTS_MAX}. Leave stripes out."
         )
 
 

@@ -155,6 +155,9 @@ class TrajectoryWriter(WriterCore):
                         f"{what} did not complete within the provided timeout of {timeout_s} s: "
                         f"{self._describe_wait()}. The items stay in line."
                     )
+                table = self.pending_table()
+                if table is not None:
+                    self._connection.native.check_extension_thread(table)
                 # Python checks for signals between the slices.
                 left = limits.WAIT_SLICE_MS / 1000
                 self._changed.wait(left if end is None else min(left, end - now))

@@ -28,7 +28,7 @@ CORE_FILE_LINES = 400
 LAYERS = [
     {"errors", "compat"},
     {"limits", "checkpointers"},
-    {"tree", "selectors", "rate_limiters", "replay_sample"},
+    {"tree", "selectors", "rate_limiters", "replay_sample", "extensions"},
     {"spec", "reverb_types", "item_selectors", "patterns", "padding"},
     {"binding_support", "table"},
     {"pattern_plan"},
@@ -41,7 +41,7 @@ LAYERS = [
     {"address", "connection"},
     {"batches", "sampler", "trajectory_writer"},
     {"structured_writer", "writer"},
-    {"client", "structured", "pattern_stream"},
+    {"client", "structured", "pattern_stream", "extension_thread"},
     {"server", "dump", "dataset", "tf_client"},
     {"cli", "integrations", "pybind"},
     {"__main__", "trajectory_dataset", "timestep_dataset", "pattern_dataset"},
@@ -50,6 +50,7 @@ LAYERS = [
 # The same for the core, where a name without a suffix stands for header and source: a header knows
 # only those above, a source file also those of its own line.
 CORE_LAYERS = [
+    {"layout_events.h"},
     {"layout.h"},
     {"shmreplay.h"},
     {"internal.h"},

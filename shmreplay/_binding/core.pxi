@@ -10,7 +10,7 @@ cdef extern from "_core/shmreplay.h" nogil:
     enum: SR_VERSION, SR_LIMIT, SR_SYS
     enum: SR_SESSION_CLIENT, SR_SESSION_WRITER, SR_SESSION_SAMPLER
     enum: SR_KIND_BLOCK, SR_KIND_TRAJ, SR_KIND_EPISODE
-    enum: SR_NAME_BYTES, SR_COLUMNS_MAX
+    enum: SR_NAME_BYTES, SR_COLUMNS_MAX, SR_EVENTS_BATCH, SR_EVENT_RESET
     uint32_t SR_COL_SQUEEZED
     uint32_t SR_NONE
     uint64_t SR_REF(uint64_t off, int kind)
@@ -39,7 +39,8 @@ cdef extern from "_core/shmreplay.h" nogil:
     ctypedef struct sr_ses:
         sr_store *st
         sr_session *shared
-        uint32_t number
+        uint32_t number, room_seq
+        int behind
     ctypedef struct sr_table_config:
         char name[64]
         uint32_t sampler_kind, remover_kind
@@ -50,6 +51,7 @@ cdef extern from "_core/shmreplay.h" nogil:
         double samples_per_insert, min_diff, max_diff
         int64_t min_size_to_sample
         uint64_t seed
+        uint32_t n_events
     ctypedef struct sr_store_config:
         uint64_t capacity_bytes, generation, config_bytes
         uint32_t n_arenas, n_participants, n_sessions, n_tables
@@ -136,9 +138,20 @@ cdef extern from "_core/shmreplay.h" nogil:
         int64_t num_episodes, num_deleted_episodes, num_unique_samples
         uint64_t missed_updates
         uint32_t sample_waiters, insert_waiters, poisoned
+        uint32_t events, events_capacity
+        uint64_t events_dropped
     int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out)
     int sr_can_sample(sr_store *st, uint32_t table, int64_t n)
     int sr_can_insert(sr_store *st, uint32_t table, int64_t n)
+
+    int sr_table_has_events(const sr_store *st, uint32_t table)
+    const char *sr_table_name(const sr_store *st, uint32_t table)
+    int sr_events_take(sr_ses *ses, uint32_t table, uint32_t max, sr_sampled *items,
+                       uint32_t *kinds, uint32_t *n_items, uint32_t *n)
+    uint32_t sr_events_seq(const sr_store *st)
+    void sr_events_wait(sr_store *st, uint32_t seq, uint32_t timeout_ms)
+    int sr_events_behind(sr_store *st, uint32_t table)
+    int sr_events_unserve(sr_store *st, uint32_t table)
 
     uint32_t sr_item_columns(const sr_store *st, const sr_sampled *item)
     int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c,

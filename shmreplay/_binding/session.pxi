@@ -98,15 +98,34 @@ cdef class Session:
 
     # -------------------------------------------------------------- by key
 
+    cdef uint32_t keys_at_once(self, uint32_t table, uint32_t n) noexcept:
+        """So many keys go in one call: each needs room for its event where there are extensions."""
+        return min(n, <uint32_t>SR_EVENTS_BATCH) if sr_table_has_events(
+            &self.store.st, table) else n
+
+    cdef WaitLog wait_for_room(self, uint32_t table, WaitLog log, str what):
+        """After a refusal for want of room for events: sleep until there may be some."""
+        self.store.check_extension_thread(table)
+        if log is None:
+            log = WaitLog(lambda: f"{what} in table {self.store.table_name(table)!r}: its "
+                          "extensions are behind")
+        with nogil:
+            sr_wait_insert(&self.store.st, table, self.ses.room_seq, 100)
+        PyErr_CheckSignals()
+        self.store.look_for_server(table)
+        log.tick()
+        return log
+
     def update(self, uint32_t table, keys, priorities):
         """Set priorities by key (uint64[N] and float64[N], C-contiguous).
 
-        Gives the number of keys found.
+        Gives the number of keys found. Waits where the table's extensions are behind.
         """
         self.usable()
         cdef Py_buffer k, p
-        cdef uint32_t applied = 0
-        cdef int rc
+        cdef uint32_t applied = 0, done = 0, at = 0, n, step
+        cdef int rc = SR_OK
+        cdef WaitLog log = None
         PyObject_GetBuffer(keys, &k, PyBUF_SIMPLE)
         try:
             PyObject_GetBuffer(priorities, &p, PyBUF_SIMPLE)
@@ -114,10 +133,20 @@ cdef class Session:
                 if k.len != p.len or k.len % 8 != 0:
                     raise errors.InvalidArgumentError(
                         f"{k.len // 8} keys but {p.len // 8} priorities")
-                with nogil:
-                    rc = sr_update(
-                        &self.ses, table, <uint32_t>(k.len // 8), <uint64_t *>k.buf,
-                        <double *>p.buf, &applied)
+                n = <uint32_t>(k.len // 8)
+                step = self.keys_at_once(table, n)
+                while True:
+                    with nogil:
+                        rc = sr_update(
+                            &self.ses, table, min(step, n - at), <uint64_t *>k.buf + at,
+                            <double *>p.buf + at, &done)
+                    applied += done
+                    if rc == SR_WOULD_BLOCK:
+                        log = self.wait_for_room(table, log, "updating priorities")
+                        continue
+                    at += step
+                    if rc != SR_OK or at >= n:
+                        break
             finally:
                 PyBuffer_Release(&p)
         finally:
@@ -127,16 +156,30 @@ cdef class Session:
         return applied
 
     def delete(self, uint32_t table, keys):
-        """Delete by key (uint64[N], C-contiguous). Gives the number of items deleted."""
+        """Delete by key (uint64[N], C-contiguous). Gives the number of items deleted.
+
+        Waits where the table's extensions are behind.
+        """
         self.usable()
         cdef Py_buffer k
-        cdef uint32_t deleted = 0
-        cdef int rc
+        cdef uint32_t deleted = 0, done = 0, at = 0, n, step
+        cdef int rc = SR_OK
+        cdef WaitLog log = None
         PyObject_GetBuffer(keys, &k, PyBUF_SIMPLE)
         try:
-            with nogil:
-                rc = sr_delete(
-                    &self.ses, table, <uint32_t>(k.len // 8), <uint64_t *>k.buf, &deleted)
+            n = <uint32_t>(k.len // 8)
+            step = self.keys_at_once(table, n)
+            while True:
+                with nogil:
+                    rc = sr_delete(
+                        &self.ses, table, min(step, n - at), <uint64_t *>k.buf + at, &done)
+                deleted += done
+                if rc == SR_WOULD_BLOCK:
+                    log = self.wait_for_room(table, log, "deleting items")
+                    continue
+                at += step
+                if rc != SR_OK or at >= n:
+                    break
         finally:
             PyBuffer_Release(&k)
         if rc != SR_OK:
@@ -144,11 +187,16 @@ cdef class Session:
         return deleted
 
     def reset(self, uint32_t table):
-        """Empty the table and zero its counters."""
+        """Empty the table and zero its counters. Waits where its extensions are behind."""
         self.usable()
-        cdef int rc
-        with nogil:
-            rc = sr_reset(&self.ses, table)
+        cdef int rc = SR_WOULD_BLOCK
+        cdef WaitLog log = None
+        while True:
+            with nogil:
+                rc = sr_reset(&self.ses, table)
+            if rc != SR_WOULD_BLOCK:
+                break
+            log = self.wait_for_room(table, log, "resetting")
         if rc != SR_OK:
             raise_status(rc, "resetting a table")
 
@@ -198,6 +246,8 @@ cdef class Session:
                     self.interrupted = None
                     continue
                 raise_status(rc, "sampling", self.store)
+            if self.ses.behind:
+                self.check_own_thread(table, b)
             slice_ms = wait_slice_ms(deadline)
             if slice_ms == 0:
                 if b.n > 0:
@@ -210,10 +260,19 @@ cdef class Session:
                 with nogil:
                     sr_wait_sample(&self.store.st, table, seq, slice_ms)
                 PyErr_CheckSignals()
+                self.store.look_for_server(table)
                 log.tick()
             except BaseException:
                 self.interrupted = b
                 raise
+
+    cdef int check_own_thread(self, uint32_t table, Batch begun) except -1:
+        try:
+            self.store.check_extension_thread(table)
+        except BaseException:
+            self.interrupted = begun
+            raise
+        return 0
 
     # Batch that an interrupted call had begun: its items are not lost.
     cdef public object interrupted
@@ -343,6 +402,8 @@ cdef class Session:
                     rc,
                     f"inserting (after {before + total} items)" if before + total else "inserting",
                     self.store)
+            if self.ses.behind:
+                self.store.check_extension_thread(table)
             slice_ms = wait_slice_ms(deadline)
             if slice_ms == 0:
                 raise errors.DeadlineExceededError(
@@ -353,7 +414,59 @@ cdef class Session:
             with nogil:
                 sr_wait_insert(&self.store.st, table, seq, slice_ms)
             PyErr_CheckSignals()
+            self.store.look_for_server(table)
             log.tick()
+
+    # -------------------------------------------------------------- events, for extensions
+
+    def take_events(self, uint32_t table, uint32_t most):
+        """Take the table's oldest events: (the items, pinned, and a list of what happened).
+
+        Each entry is (kind as SR_EVENT_..., index of its item in the batch or -1, key, priority,
+        times_sampled, inserted_ns).
+        """
+        self.usable()
+        cdef Batch b = make_batch(self, table, most)
+        cdef uint32_t *kinds = <uint32_t *>malloc(max(most, 1) * sizeof(uint32_t))
+        cdef uint32_t n = 0, i, k = 0
+        cdef sr_sampled *s
+        cdef int rc
+        cdef list happened = []
+        if kinds == NULL:
+            raise MemoryError
+        with nogil:
+            rc = sr_events_take(&self.ses, table, most, b.items, kinds, &b.n, &n)
+        for i in range(n):
+            if kinds[i] == SR_EVENT_RESET:
+                happened.append((kinds[i], -1, 0, 0.0, 0, 0))
+                continue
+            s = &b.items[k]
+            happened.append((kinds[i], k, s.key, s.priority, s.times_sampled, s.inserted_ns))
+            k += 1
+        free(kinds)
+        if rc != SR_OK:
+            raise_status(rc, "taking a table's events")
+        return b, happened
+
+    def insert_again(self, Batch batch, uint32_t i, uint32_t table, double priority, timeout,
+                     describe):
+        """Insert item i of a batch that this session pins into a table, steps shared.
+
+        Waits as the limiter demands. Gives the key.
+        """
+        cdef sr_item item
+        cdef uint64_t key = 0
+        self.usable()
+        batch.bound(i)
+        if batch.session is not self:
+            raise errors.InvalidArgumentError("the batch belongs to another session")
+        item.ref = batch.items[i].ref
+        item.row_start = batch.items[i].row_start
+        item.row_count = batch.items[i].row_count
+        item.priority = priority
+        item.schema = batch.items[i].schema
+        self.insert_items(table, &item, 1, &key, 0, timeout, deadline_of(timeout), describe)
+        return key
 
 
 cdef Batch make_batch(Session session, uint32_t table, uint32_t n):

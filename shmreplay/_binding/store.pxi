@@ -76,6 +76,7 @@ cdef int fill_table_config(sr_table_config *c, object cfg, object seed) except -
     c.max_diff = cfg.max_diff
     c.min_size_to_sample = cfg.min_size_to_sample
     c.seed = seed
+    c.n_events = cfg.events
     return 0
 
 
@@ -123,6 +124,10 @@ cdef class Store:
     cdef readonly uint32_t participant
     # Called when an allocation found no room: gives back what the dead held, says if that was any.
     cdef public object on_full
+    # Of the thread that calls the extensions of the store's tables; 0: it is not of this process.
+    cdef public unsigned long extension_thread
+    # Says whether the store's server lives; None: it does.
+    cdef public object server_lives
 
     def __cinit__(self, int fd, uint64_t nbytes):
         memset(&self.st, 0, sizeof(self.st))
@@ -324,7 +329,8 @@ cdef class Store:
             "num_deleted_episodes": i.num_deleted_episodes,
             "num_unique_samples": i.num_unique_samples, "missed_updates": i.missed_updates,
             "sample_waiters": i.sample_waiters, "insert_waiters": i.insert_waiters,
-            "poisoned": i.poisoned,}
+            "poisoned": i.poisoned, "events": i.events, "events_capacity": i.events_capacity,
+            "events_dropped": i.events_dropped,}
 
     def can_sample(self, uint32_t table, int64_t n):
         """Does the rate limiter allow n samples now?"""
@@ -384,3 +390,58 @@ cdef class Store:
         self.usable()
         with nogil:
             sr_wait_insert(&self.st, table, seq, timeout_ms)
+        self.look_for_server(table)
+
+    # -------------------------------------------------------------- events, for extensions
+
+    def events_seq(self):
+        """The word that changes when a table has events for its extensions."""
+        self.usable()
+        return sr_events_seq(&self.st)
+
+    def wait_events(self, uint32_t seq, uint32_t timeout_ms):
+        """Sleep until a table may have events, at most timeout_ms (<= 100)."""
+        self.usable()
+        with nogil:
+            sr_events_wait(&self.st, seq, timeout_ms)
+
+    def events_behind(self, uint32_t table):
+        """Does the table refuse changes, as its extensions are behind?"""
+        self.usable()
+        cdef int rc
+        with nogil:
+            rc = sr_events_behind(&self.st, table)
+        if rc < 0:
+            raise_status(rc, "looking at a table's events")
+        return bool(rc)
+
+    def check_extension_thread(self, uint32_t table):
+        """Refuse to wait for the extensions in the thread that calls them.
+
+        Raises ExtensionError.
+        """
+        if self.extension_thread == 0 or self.extension_thread != PyThread_get_thread_ident():
+            return
+        if self.events_behind(table):
+            raise errors.ExtensionError(
+                f"an extension's method asked for a change of table {self.table_name(table)!r}, "
+                "which has no room to tell its extensions of it before they return: it would wait "
+                "for itself. Make fewer changes in one method, or make them in a thread of your "
+                "own.")
+
+    cdef int look_for_server(self, uint32_t table) except -1:
+        """After a slice of waiting: where no server is left to call the extensions, nobody waits
+        for them, and what they miss is counted.
+        """
+        if not sr_table_has_events(&self.st, table) or self.server_lives is None:
+            return 0
+        if sr_events_behind(&self.st, table) == 1 and not self.server_lives():
+            logger.warning(
+                "the server of table %r died; its extensions are not told of what happens from now "
+                "on", self.table_name(table))
+            sr_events_unserve(&self.st, table)
+        return 0
+
+    cdef str table_name(self, uint32_t table):
+        cdef const char *name = sr_table_name(&self.st, table)
+        return str(table) if name == NULL else name.decode(errors="replace")

@@ -203,6 +203,11 @@ int sr_reset(sr_ses *ses, uint32_t table) {
     return rc;
 }
 
+const char *sr_table_name(const sr_store *st, uint32_t table) {
+    const sr_table *t = sr_table_at(st, table);
+    return t == NULL ? NULL : t->name;
+}
+
 int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
     sr_table *t = sr_table_at(st, table);
     if (t == NULL) return SR_INVALID;

@@ -275,11 +275,14 @@ int sr_can_insert(sr_store *st, uint32_t table, int64_t n);
  *
  * A table with a ring of events refuses what it has no room to tell of: sr_insert, sr_sample,
  * sr_update, sr_delete and sr_reset then give SR_WOULD_BLOCK with ses->behind set, having changed
- * nothing; sr_wait_insert (sr_wait_sample) on the word that they gave, or on ses->room_seq,
- * ends when there is room. An event is put under the lock under which the table changes, so that their
- * order is the order of the changes. Crash, of who makes a change: it is there with its event or
- * not at all, times_sampled aside; of who takes events: those taken are lost. */
+ * nothing; sr_wait_insert (sr_wait_sample) on the word that they gave, or on ses->room_seq, ends
+ * when there is room. An event is put under the lock under which the table changes: they are in the
+ * order of the changes. Crash, of who makes a change: it is there with its event or not at all; a
+ * draw that is not reported may count in its item's times_sampled. Of who takes events: those that
+ * it took are lost. */
 
+/* Its name, NULL if there is no such table. */
+const char *sr_table_name(const sr_store *st, uint32_t table);
 /* 1 if the table has a ring. No lock. */
 int sr_table_has_events(const sr_store *st, uint32_t table);
 /* Take at most `max` events, the oldest first. kinds[i] (enum sr_event_kind) of *n events; those

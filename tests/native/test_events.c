@@ -343,7 +343,9 @@ static void test_dead_producers(void) {
         }
         check_store(&st);
     }
-    for (uint32_t i = 0; i < 3; i++) CHECK(sr_reset(&ses, i) == SR_OK && drain(&ses, i, &r[i]) == 1);
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK(sr_reset(&ses, i) == SR_OK && drain(&ses, i, &r[i]) == 1);
+    }
     check_store(&st);
     CHECK(n_objects(&st) == 0);
     fprintf(stderr, "%llu repairs\n", (unsigned long long)atomic_load(&st.hdr->repairs));

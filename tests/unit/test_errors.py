@@ -16,6 +16,7 @@ BUILT_IN = {
     "CheckpointError": (RuntimeError,),
     "DeadlineExceededError": (TimeoutError,),
     "ExpiredReferenceError": (ValueError, RuntimeError),
+    "ExtensionError": (RuntimeError,),
     "ForkedHandleError": (RuntimeError,),
     "HistoryIndexError": (IndexError,),
     "InvalidArgumentError": (ValueError,),

@@ -12,6 +12,7 @@ import pytest
 
 from shmreplay import rate_limiters, selectors
 from shmreplay.errors import ArgumentTypeError, InvalidArgumentError, SignatureError
+from shmreplay.extensions import TableExtension
 from shmreplay.limits import MAX_CONFIG_JSON_BYTES, MAX_STRIPES, MAX_TABLES
 from shmreplay.replay_sample import INFO_DTYPES, ReplaySample, SampleInfo
 from shmreplay.reverb_types import KeyDistributionOptions, TableCounts, TableInfo
@@ -222,10 +223,23 @@ def test_seeds_out_of_range(seed: int) -> None:
         make(seed=seed)
 
 
-def test_extensions_are_refused() -> None:
-    make(extensions=[])
-    with pytest.raises(InvalidArgumentError, match="Supported are an empty sequence and None"):
-        make(extensions=[object()])
+def test_extensions() -> None:
+    assert make(extensions=[]).config().events == make(extensions=None).config().events == 0
+    extension = TableExtension()
+    table = make(extensions=[extension])
+    assert table.extensions == (extension,)
+    assert table.config().stripes == 1
+    assert table.config().events > 0
+    assert table.replace(name="other").extensions == (extension,)
+    assert table.replace(extensions=[]).config().events == 0
+    with pytest.raises(InvalidArgumentError, match="expected 1 stripe"):
+        make(extensions=[extension], stripes=2)
+
+
+@pytest.mark.parametrize("extensions", [[object()], [TableExtension], TableExtension(), "on", 3])
+def test_what_is_no_extension_is_refused(extensions: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="Got the table extension"):
+        make(extensions=extensions)
 
 
 def test_bad_signature() -> None:
