@@ -41,6 +41,7 @@ class _Listeners:
             ]
             for kind, method in _METHODS.items()
         }
+        self.is_empty = not extensions
         self.errors = 0
         self.log_at = 0.0
         self.shut = False
@@ -150,7 +151,7 @@ class ExtensionThread:
             self._session.close()
 
     def _say_what_was_dropped(self, table: _Listeners) -> None:
-        if not any(table.methods.values()):
+        if table.is_empty:
             _log.warning(
                 "table %r was made with extensions and is served without: nobody is told of its "
                 "changes",

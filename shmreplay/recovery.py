@@ -110,7 +110,9 @@ def _differences(declared: Sequence[Table], there: Sequence[TableConfig]) -> lis
     found += [f"table {name!r} is in the store and not declared" for name in theirs.keys() - ours]
     for name in ours.keys() & theirs:
         config = ours[name].config()
-        if ours[name].requested_stripes is None and not config.events:  # the default depends on the machine
+        if (
+            ours[name].requested_stripes is None and not config.events
+        ):  # the default depends on the machine
             config = dataclasses.replace(config, stripes=theirs[name].stripes)
         found += [
             f"table {name!r} has {field.name} {getattr(theirs[name], field.name)!r} in the store,"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
-from shmreplay import errors
+from shmreplay import errors, limits
 from shmreplay.extensions import ExtensionItem
 
 DEADLINE_S = 60.0
@@ -209,3 +209,59 @@ def test_nobody_waits_for_a_dead_server(unique_name: Callable[[], str]) -> None:
     client.close()
     # The next server of the name clears away what the dead one left.
     reverb.Server([make_table(Replica())], name=name, capacity=16 << 20).stop()
+
+
+class Keys(reverb.TableExtension):
+    """Notes what is inserted, in order."""
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+
+    def on_insert(self, item: ExtensionItem) -> None:
+        self.keys.append(item.key)
+
+
+def test_the_next_server_goes_on_telling(unique_name: Callable[[], str]) -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    name = unique_name()
+    process = context.Process(target=serve_until_killed, args=(there, name))
+    process.start()
+    assert here.poll(DEADLINE_S)
+    client = reverb.Client(here.recv())
+    keys = client.insert_batch(TABLE, {"x": np.zeros(400)}).tolist()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(DEADLINE_S)
+    keys += client.insert_batch(TABLE, {"x": np.zeros(5)}).tolist()
+    told = Keys()
+    with reverb.Server([make_table(told)], name=name, recover=True) as server:
+        keys += client.insert_batch(TABLE, {"x": np.zeros(5)}).tolist()
+        caught_up(server)
+        lost = len(keys) - len(told.keys)  # what the dead one had taken
+        assert 0 <= lost <= limits.EXTENSION_BATCH
+        assert told.keys == keys[lost:]
+        assert server.stats()[f"{TABLE}/events_dropped"] == 0
+        client.check()
+        client.close()
+
+
+def test_a_table_that_has_lost_its_extensions(
+    unique_name: Callable[[], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    name = unique_name()
+    process = context.Process(target=serve_until_killed, args=(there, name))
+    process.start()
+    assert here.poll(DEADLINE_S)
+    here.recv()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(DEADLINE_S)
+    with reverb.Server(None, name=name, recover=True) as server:
+        client = server.localhost_client()
+        client.insert_batch(TABLE, {"x": np.zeros(3000)}, timeout=DEADLINE_S)  # nobody is behind
+        client.check()
+        client.close()
+    assert "was made with extensions and is served without" in caplog.text
