@@ -128,8 +128,7 @@ void sr_events_unpromise(sr_ses *ses, sr_table *t) {
     if (wanted) sr_limiter_wake_all(t);
 }
 
-void sr_events_spend(sr_ses *ses, sr_table *t, uint64_t n) {
-    if (!sr_has_events(t)) return;
+void sr_events_spend_promise(sr_ses *ses, sr_table *t, uint64_t n) {
     sr_ring *r = sr_events_ring(ses->st, t);
     if (r != NULL) keep_promise(r, ses->shared, n);
 }

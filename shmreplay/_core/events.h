@@ -31,7 +31,10 @@ int sr_events_promise(sr_ses *ses, sr_table *t, uint64_t *want);
 /* Give back what is left of it, for who holds no lock. */
 void sr_events_unpromise(sr_ses *ses, sr_table *t);
 /* Use up some of it: the caller stages so many events at once. */
-void sr_events_spend(sr_ses *ses, sr_table *t, uint64_t n);
+void sr_events_spend_promise(sr_ses *ses, sr_table *t, uint64_t n);
+static inline void sr_events_spend(sr_ses *ses, sr_table *t, uint64_t n) {
+    if (sr_has_events(t)) sr_events_spend_promise(ses, t, n);
+}
 
 /* The slot is as the event is to say it; `ref` is its data. Without room it is dropped. */
 void sr_events_stage_item(sr_store *st, sr_table *t, enum sr_event_kind kind, const sr_slot *slot,

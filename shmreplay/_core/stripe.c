@@ -158,11 +158,12 @@ void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, c
         sr_index_insert(st, &s->index[i], slot, p->priority, p->touch);
     }
     *key = p->key;
-    sr_events_stage(st, t, SR_EVENT_INSERT, p, item->ref);
+    const int told = sr_has_events(t);
+    if (told) sr_events_stage_item(st, t, SR_EVENT_INSERT, p, item->ref);
     /* SYNC POINT: the item exists from this store on; everything above is visible to whoever
      * sees it. Before it, a crash leaves a slot that is not live and a lock whose owner died. */
     atomic_store_explicit(&p->ref, item->ref, memory_order_release);
-    sr_events_commit(st, t);
+    if (told) sr_events_commit_staged(st, t);
 }
 
 /* Where a repair is due, what could not be freed is freed by it: the item is out all the same. */
@@ -175,9 +176,10 @@ int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot) {
     sr_slot *p = sr_slot_at(st, s, slot);
     uint64_t ref = atomic_load_explicit(&p->ref, memory_order_relaxed);
     SR_ASSERT(ref != 0);
-    sr_events_stage(st, t, SR_EVENT_DELETE, p, ref);
+    const int told = sr_has_events(t);
+    if (told) sr_events_stage_item(st, t, SR_EVENT_DELETE, p, ref);
     atomic_store_explicit(&p->ref, 0, memory_order_release);
-    sr_events_commit(st, t);
+    if (told) sr_events_commit_staged(st, t);
     for (uint32_t i = 0; i < s->n_indexes; i++) sr_index_remove(st, &s->index[i], slot);
     sr_episodes_leave(st, t, s->table, ref, p->row_start, p->row_count, 1);
     p->row_start = s->free_head;
