@@ -5,6 +5,8 @@
 
 #include "step_operations.h"
 
+#include "events_fixture.h"
+
 #include <signal.h>
 
 #define MUST(cond, ...)                                          \
@@ -161,12 +163,24 @@ static inline void survivor_works(world *w, int held_back) {
 
 /* ---------------------------------------------------------------- what is left */
 
+/* What the extensions are told, from the beginning, makes the same table. */
+static inline void survivor_is_told(world *w) {
+    static replica told;
+    if (!w->kind->events) return;
+    drain(&w->other, 0, &told);
+    compare(&w->st, 0, &told);
+}
+
 /* Bytes of memory that tables and arenas say they have. */
 static inline uint64_t recorded_bytes(const sr_store *st) {
     const sr_header *h = st->hdr;
     uint64_t bytes = sr_align(h->config_off + h->config_bytes, SR_PAGE);
     for (uint32_t i = 0; i < h->n_arenas; i++) {
         bytes += sr_arena_at(st, i)->committed_end - sr_arena_at(st, i)->start;
+    }
+    for (uint32_t i = 0; i < h->n_tables; i++) {
+        const sr_ring *ring = sr_events_ring(st, sr_table_at(st, i));
+        if (ring != NULL) bytes += sr_events_bytes(ring->capacity);
     }
     for (uint32_t k = 0; k < h->n_stripes; k++) {
         const sr_stripe *s = (sr_stripe *)sr_ptr(st, h->stripes_off) + k;
@@ -188,6 +202,7 @@ static inline void survivor_leaves_nothing(world *w) {
         int rc = sr_delete(&w->other, 0, 1, &now.item[i].key, &found);
         MUST(rc == SR_OK && found == 1, "the last delete: %d", rc);
     }
+    survivor_is_told(w);
     int rc = sr_session_close(&w->other);
     MUST(rc == SR_OK, "the last session_close: %d", rc);
     survivor_check(&w->st, "at the end");
@@ -218,6 +233,7 @@ static inline void survivor_live(const operation *op, world *w, int janitor_firs
         survivor_check(&w->st, "after the death");
         survivor_contents(op, w);
         if (ended) survivor_effect(op, w, done);
+        survivor_is_told(w);
         survivor_works(w, 0);
     } else {
         survivor_works(w, w->kind->queue || w->kind->max_times_sampled > 0);

@@ -11,24 +11,26 @@
 #define THIRD 3u
 #define ITEMS_MAX 16u
 
-/* A kind of table. `queue`: a limiter that holds both sides. */
+/* A kind of table. `queue`: a limiter that holds both sides. `events`: it has extensions. */
 typedef struct {
     const char *name;
     enum sr_selector sampler, remover;
     uint32_t stripes;
     int32_t max_times_sampled;
-    int queue;
+    int queue, events;
 } kind;
 
 static const kind KINDS[] = {
-    {"fifo", SR_SEL_FIFO, SR_SEL_FIFO, 1, 0, 0},
-    {"uniform-2", SR_SEL_UNIFORM, SR_SEL_FIFO, 2, 0, 0},
-    {"prioritized", SR_SEL_PRIORITIZED, SR_SEL_FIFO, 1, 0, 0},
-    {"prioritized-2", SR_SEL_PRIORITIZED, SR_SEL_PRIORITIZED, 2, 0, 0},
-    {"heaps", SR_SEL_MAX_HEAP, SR_SEL_MIN_HEAP, 1, 0, 0},
-    {"lifo-uniform", SR_SEL_LIFO, SR_SEL_UNIFORM, 1, 0, 0},
-    {"queue", SR_SEL_FIFO, SR_SEL_FIFO, 1, 1, 1},
-    {"once-2", SR_SEL_UNIFORM, SR_SEL_UNIFORM, 2, 1, 0},
+    {"fifo", SR_SEL_FIFO, SR_SEL_FIFO, 1, 0, 0, 0},
+    {"uniform-2", SR_SEL_UNIFORM, SR_SEL_FIFO, 2, 0, 0, 0},
+    {"prioritized", SR_SEL_PRIORITIZED, SR_SEL_FIFO, 1, 0, 0, 0},
+    {"prioritized-2", SR_SEL_PRIORITIZED, SR_SEL_PRIORITIZED, 2, 0, 0, 0},
+    {"heaps", SR_SEL_MAX_HEAP, SR_SEL_MIN_HEAP, 1, 0, 0, 0},
+    {"lifo-uniform", SR_SEL_LIFO, SR_SEL_UNIFORM, 1, 0, 0, 0},
+    {"queue", SR_SEL_FIFO, SR_SEL_FIFO, 1, 1, 1, 0},
+    {"once-2", SR_SEL_UNIFORM, SR_SEL_UNIFORM, 2, 1, 0, 0},
+    {"told", SR_SEL_PRIORITIZED, SR_SEL_FIFO, 1, 0, 0, 1},
+    {"told-once", SR_SEL_FIFO, SR_SEL_UNIFORM, 1, 1, 0, 1},
 };
 #define N_KINDS (sizeof KINDS / sizeof *KINDS)
 #define TABLE_MAX 8
@@ -143,6 +145,7 @@ static inline void fill_traj_item(sr_ses *ses, uint64_t row, double priority) {
 static inline sr_store world_store(const kind *k) {
     sr_table_config cfg = table_config(k->sampler, k->remover, TABLE_MAX, k->stripes);
     cfg.max_times_sampled = k->max_times_sampled;
+    cfg.n_events = k->events ? SR_EVENTS_MIN : 0;
     if (k->queue) {
         cfg.min_diff = 0;
         cfg.max_diff = TABLE_MAX;
