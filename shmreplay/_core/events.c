@@ -5,6 +5,7 @@
 #include "ledger.h"
 #include "limiter.h"
 #include "lock.h"
+#include "reach.h"
 #include "steps.h"
 #include "stripe.h"
 
@@ -203,6 +204,11 @@ void sr_events_notify(sr_store *st) {
 
 /* ------------------------------------------------------------------ taking */
 
+static int is_whole(const sr_store *st, const sr_event *e) {
+    return sr_alloc_kind(st, SR_REF_OFF(e->ref)) == (enum sr_kind)SR_REF_KIND(e->ref) &&
+           sr_reach_item_ok(st, e->ref, e->row_start, e->row_count);
+}
+
 static void take(sr_ses *ses, const sr_event *e, sr_sampled *item) {
     *item = (sr_sampled){.key = e->key,
                          .ref = e->ref,
@@ -229,7 +235,7 @@ int sr_events_take(sr_ses *ses, uint32_t table, uint32_t max, sr_sampled *items,
     if (rc != SR_OK) return rc;
     while (*n < max && r->tail + *n != r->head) {
         const sr_event *e = at(r, r->tail + *n);
-        if (e->ref != 0 && sr_alloc_kind(st, SR_REF_OFF(e->ref)) != SR_REF_KIND(e->ref)) {
+        if (e->ref != 0 && !is_whole(st, e)) {
             rc = SR_CORRUPT;
             break;
         }
