@@ -110,22 +110,23 @@ class Server:
         self._stopped = threading.Event()
         for table in checked or ():
             table._bind(_Handle(self._connection, self._connection.number(table.name)))
-        ref = weakref.ref(self)
         self._threads: list[threading.Thread] = []
         self._extensions: ExtensionThread | None = None
         try:
-            self._extensions = ExtensionThread.make(self._connection, checked or ())
-            for target, label in ((_commit, "shmreplay-commit"), (_sweep, "shmreplay-janitor")):
-                thread = threading.Thread(
-                    target=target, args=(ref, store.native, self._stopped), name=label, daemon=True
-                )
-                thread.start()
-                self._threads.append(thread)
-            if self._extensions is not None:
-                self._threads.append(self._extensions.start(self._stopped))
+            self._start_threads(checked or ())
         except BaseException:  # no memory for a thread: no server, and no store either
             self.stop()
             raise
+
+    def _start_threads(self, tables: Sequence[Table]) -> None:
+        self._extensions = ExtensionThread.make(self._connection, tables)
+        arguments = (weakref.ref(self), self._connection.native, self._stopped)
+        for target, label in ((_commit, "shmreplay-commit"), (_sweep, "shmreplay-janitor")):
+            thread = threading.Thread(target=target, args=arguments, name=label, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        if self._extensions is not None:
+            self._threads.append(self._extensions.start(self._stopped))
 
     @property
     def port(self) -> int:

@@ -27,7 +27,8 @@ static inline entry *replica_find(replica *r, uint64_t key) {
     return NULL;
 }
 
-static inline void replica_apply(replica *r, const sr_store *st, uint32_t kind, const sr_sampled *item) {
+static inline void replica_apply(replica *r, const sr_store *st, uint32_t kind,
+                                 const sr_sampled *item) {
     if (kind == SR_EVENT_RESET) {
         *r = (replica){0};
         return;
