@@ -3,6 +3,7 @@
 #ifndef SR_STEP_WORLD_H
 #define SR_STEP_WORLD_H
 
+#include "events_fixture.h"
 #include "step_image.h"
 #include "stripe.h"
 
@@ -60,6 +61,7 @@ typedef struct {
     uint32_t positions[4];
     uint32_t done, seq, number;
     int status;
+    replica told; /* what the extensions were told of */
 } world;
 
 /* ---------------------------------------------------------------- what a table holds */
