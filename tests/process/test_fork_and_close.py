@@ -476,12 +476,13 @@ def test_every_call_of_a_writer_says_that_the_server_was_stopped() -> None:
             writer.create_item("q", 1.0, {"x": writer.history["x"][-1:]})
         held = {"x": writer.history["x"][-1:]}
         server.stop()
-        for call in (
+        calls: list[Callable[[], object]] = [
             lambda: writer.append({"x": 3}),
             lambda: writer.create_item("q", 1.0, held),
-            lambda: writer.flush(),
-            lambda: writer.end_episode(),
-        ):
+            writer.flush,
+            writer.end_episode,
+        ]
+        for call in calls:
             with pytest.raises(reverb.errors.ServerClosedError):
                 call()
 
