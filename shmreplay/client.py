@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmreplay import _native, address, errors, limits, tree
+from shmreplay import _native, address, errors, limits, live_table, tree
 from shmreplay.batches import SampleOutput, gather, item_arrays, item_views
 from shmreplay.binding_support import as_array, bad_priority
 from shmreplay.compat import ignored_argument
 from shmreplay.connection import Connection, WaitLog, stopped
 from shmreplay.item_schema import Leaf
+from shmreplay.rate_limiters import RateLimiter
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.reverb_types import TableInfo
 from shmreplay.sampler import Prefetched, Sampler
@@ -436,7 +437,7 @@ class Client:
 
     def _keep(self, connection: Connection, number: int, batch: _native.Batch) -> None:
         """A call that failed after drawing: where sampling consumes, nothing may be lost."""
-        if connection.configs[number].max_times_sampled > 0:
+        if connection.native.consumes(number):
             with self._lock:
                 self._stash.setdefault(number, deque()).appendleft(batch)
         else:
@@ -584,7 +585,7 @@ class Client:
 
     def _prefetched(self, connection: Connection, number: int, batch: _native.Batch) -> Prefetched:
         """A gathered batch. Where sampling consumes, it stays pinned until it is delivered."""
-        if connection.configs[number].max_times_sampled <= 0:
+        if not connection.native.consumes(number):
             return Prefetched(self._delivered(connection, number, batch, None), _nothing, _nothing)
         try:
             sample = gather(connection, batch, None)
@@ -712,6 +713,34 @@ class Client:
                 session.update(number, keys, values)
         finally:
             connection.give_session(session)
+
+    def configure_table(
+        self,
+        table: str,
+        *,
+        max_size: int | None = None,
+        max_times_sampled: int | None = None,
+        rate_limiter: RateLimiter | None = None,
+    ) -> None:
+        """Gives a table in use other settings, at once and for everybody.
+
+        Nobody works on the table meanwhile, so shrinking a large one holds up the others for
+        about a second a million items that leave. Whoever waits for the limiter looks again.
+
+        Args:
+            table: Name of the table.
+            max_size: Where it is smaller than what is there, the remover evicts down to it. At
+                most eight times what the table was declared with. None keeps the setting, here
+                and below.
+            max_times_sampled: Items that were sampled as often already leave; below 1: no bound.
+            rate_limiter: Its counters go on from where they are.
+
+        Raises:
+            TableNotFoundError: There is no such table.
+            InvalidArgumentError, ArgumentTypeError: A setting is out of its range or of the wrong
+                type. Nothing was changed.
+        """
+        live_table.configure(self._connected(), table, max_size, max_times_sampled, rate_limiter)
 
     def reset(self, table: str) -> None:
         """Empties the table and zeroes its counters; inserts that wait go on.

@@ -17,7 +17,7 @@ from shmreplay import _native, errors, item_schema, lease, limits, reverb_types,
 from shmreplay.binding_support import table_not_found
 from shmreplay.item_schema import ItemSchema, Leaf
 from shmreplay.store import Store
-from shmreplay.table import TableConfig
+from shmreplay.table import Changeable, TableConfig
 
 
 class _Hold:
@@ -182,26 +182,27 @@ class Connection:
                 num_episodes=i["num_episodes"],
                 num_deleted_episodes=i["num_deleted_episodes"],
                 num_unique_samples=i["num_unique_samples"],
-            )
+            ),
+            Changeable(**{name: i[name] for name in Changeable._fields}),
         )
 
     def describe_wait(self, number: int, what: str) -> Callable[[], str]:
         """A function that says what a call waits for, with table, limiter and counts."""
 
         def describe() -> str:
-            c = self.configs[number]
             i = self.native.table_info(number)
+            name = self.configs[number].name
             if self.native.events_behind(number):
                 return (
-                    f"{what} on table {c.name!r} waits: its extensions are behind, as "
+                    f"{what} on table {name!r} waits: its extensions are behind, as "
                     f"{i['events']} changes wait for them (at most {i['events_capacity']})"
                 )
-            diff = i["inserts"] * c.samples_per_insert - i["samples"]
+            diff = i["inserts"] * i["samples_per_insert"] - i["samples"]
             return (
-                f"{what} on table {c.name!r} is held back by its rate limiter: "
-                f"samples_per_insert={c.samples_per_insert:g}, "
-                f"min_size_to_sample={c.min_size_to_sample}, min_diff={c.min_diff:g}, "
-                f"max_diff={c.max_diff:g}; now size={i['size']}, inserts={i['inserts']}, "
+                f"{what} on table {name!r} is held back by its rate limiter: "
+                f"samples_per_insert={i['samples_per_insert']:g}, "
+                f"min_size_to_sample={i['min_size_to_sample']}, min_diff={i['min_diff']:g}, "
+                f"max_diff={i['max_diff']:g}; now size={i['size']}, inserts={i['inserts']}, "
                 f"samples={i['samples']}, deletes={i['deletes']}, inserts * samples_per_insert "
                 f"- samples = {diff:g}; {lease.describe(self.store.participants())}"
             )

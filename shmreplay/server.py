@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from shmreplay import _native, errors, limits, recovery, reverb_types
+from shmreplay import _native, errors, limits, live_table, recovery, reverb_types
 from shmreplay.checkpointers import CheckpointerBase
 from shmreplay.client import Client
 from shmreplay.connection import Connection
 from shmreplay.extension_thread import ExtensionThread
+from shmreplay.rate_limiters import RateLimiter
 from shmreplay.store import Store
 from shmreplay.table import Table, checked_tables
 
@@ -153,6 +154,17 @@ class Server:
         if self._extensions is not None:
             stats.update(self._extensions.stats())
         return stats
+
+    def configure_table(
+        self,
+        table: str,
+        *,
+        max_size: int | None = None,
+        max_times_sampled: int | None = None,
+        rate_limiter: RateLimiter | None = None,
+    ) -> None:
+        """Gives a table in use other settings: see `Client.configure_table`."""
+        live_table.configure(self._connection, table, max_size, max_times_sampled, rate_limiter)
 
     def check(self) -> None:
         """Walks all invariants of the store.

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shmreplay import rate_limiters, reverb_types, selectors, spec
 from shmreplay.errors import ArgumentTypeError, InvalidArgumentError
@@ -32,7 +32,15 @@ from shmreplay.limits import (
     checked_int,
 )
 
-__all__ = ["Table", "TableConfig", "TableHandle", "checked_tables"]
+__all__ = [
+    "Changeable",
+    "Table",
+    "TableConfig",
+    "TableHandle",
+    "check_limiter",
+    "check_sizes",
+    "checked_tables",
+]
 
 # Selectors that need one order over all items of the table, and so a single stripe. A fifo remover
 # is not among them: the oldest of the stripes' oldest items is found by insertion number.
@@ -54,6 +62,17 @@ class TableHandle(Protocol):
 
     def can_insert(self, num_inserts: int) -> bool:
         """Returns whether the limiter lets so many inserts pass now."""
+
+
+class Changeable(NamedTuple):
+    """The settings that a table in use may be given anew: ``Client.configure_table``."""
+
+    max_size: int
+    max_times_sampled: int
+    samples_per_insert: float
+    min_size_to_sample: int
+    min_diff: float
+    max_diff: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +103,7 @@ class TableConfig:
     def __post_init__(self) -> None:
         """Checks the settings, as the class says."""
         _check_name(self.name)
-        _check_sizes(self.max_size, self.max_times_sampled)
+        check_sizes(self.max_size, self.max_times_sampled)
         _check_seed(self.seed)
         selectors.from_kind(self.sampler_kind, self.sampler_exponent)
         selectors.from_kind(self.remover_kind, self.remover_exponent)
@@ -124,13 +143,26 @@ class TableConfig:
         """Returns the signature, a structure of ``TensorSpec``, or None."""
         return spec.signature_from_json(self.signature_json)
 
-    def info(self, counts: reverb_types.TableCounts) -> reverb_types.TableInfo:
-        """Returns these settings with ``counts`` as Reverb's ``TableInfo``."""
+    def changeable(self) -> Changeable:
+        """Returns those settings that a table in use may be given anew."""
+        return Changeable(**{name: getattr(self, name) for name in Changeable._fields})
+
+    def info(
+        self, counts: reverb_types.TableCounts, now: Changeable | None = None
+    ) -> reverb_types.TableInfo:
+        """Returns these settings with ``counts`` as Reverb's ``TableInfo``.
+
+        Args:
+            counts: The counters.
+            now: What holds in place of the declared settings, if that was changed.
+        """
+        if now is None:
+            now = self.changeable()
         limiter = reverb_types.RateLimiterInfo(
-            samples_per_insert=self.samples_per_insert,
-            min_size_to_sample=self.min_size_to_sample,
-            min_diff=self.min_diff,
-            max_diff=self.max_diff,
+            samples_per_insert=now.samples_per_insert,
+            min_size_to_sample=now.min_size_to_sample,
+            min_diff=now.min_diff,
+            max_diff=now.max_diff,
             insert_stats=reverb_types.RateLimiterCallStats(counts.inserts),
             sample_stats=reverb_types.RateLimiterCallStats(counts.samples),
         )
@@ -142,8 +174,8 @@ class TableConfig:
             remover_options=reverb_types.KeyDistributionOptions(
                 self.remover_kind, self.remover_exponent
             ),
-            max_size=self.max_size,
-            max_times_sampled=self.max_times_sampled,
+            max_size=now.max_size,
+            max_times_sampled=now.max_times_sampled,
             rate_limiter_info=limiter,
             signature=self.signature(),
             current_size=counts.current_size,
@@ -243,7 +275,7 @@ class Table:
         self._extensions = _checked_extensions(extensions)
         max_size = checked_int("max_size", max_size)
         max_times_sampled = checked_int("max_times_sampled", max_times_sampled)
-        _check_sizes(max_size, max_times_sampled)  # before the default number of stripes uses them
+        check_sizes(max_size, max_times_sampled)  # before the default number of stripes uses them
         self._signature = None if signature is None else spec.as_signature(signature)
         self._requested_stripes = None if stripes is None else checked_int("stripes", stripes)
         resolved = self._requested_stripes
@@ -550,7 +582,13 @@ def _check_name(name: Any) -> None:
         )
 
 
-def _check_sizes(max_size: int, max_times_sampled: int) -> None:
+def check_sizes(max_size: int, max_times_sampled: int) -> None:
+    """Checks two bounds of a table.
+
+    Raises:
+        InvalidArgumentError: ``max_size`` is below 1.
+        ArgumentTypeError: One is beyond 32 bits.
+    """
     if max_size <= 0:
         raise InvalidArgumentError(
             f"Got max_size {max_size}; expected 1 to {MAX_TABLE_SIZE}. Give the number of items"
@@ -588,6 +626,15 @@ def _check_selector(role: str, selector: Any) -> None:
 def _check_parts(sampler: Any, remover: Any, limiter: Any) -> None:
     _check_selector("sampler", sampler)
     _check_selector("remover", remover)
+    check_limiter(limiter)
+
+
+def check_limiter(limiter: Any) -> None:
+    """Checks that this is a rate limiter.
+
+    Raises:
+        ArgumentTypeError: It is not.
+    """
     if not isinstance(limiter, rate_limiters.RateLimiter):
         raise ArgumentTypeError(
             f"Got the rate_limiter {limiter!r}; expected a rate limiter. Make one of"

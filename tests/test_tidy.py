@@ -39,7 +39,7 @@ LAYERS = [
     {"store"},
     {"recovery"},
     {"address", "connection"},
-    {"batches", "sampler", "trajectory_writer"},
+    {"batches", "live_table", "sampler", "trajectory_writer"},
     {"structured_writer", "writer"},
     {"client", "structured", "pattern_stream", "extension_thread"},
     {"server", "dump", "dataset", "tf_client"},
@@ -64,7 +64,8 @@ CORE_LAYERS = [
     {"events", "stripe", "stripe_rebuild.c", "limiter", "reach"},
     {"evict", "lock_all"},
     {"repair.c"},
-    {"insert.c", "sample.c", "keys.c", "session.c", "store.c", "check.c", "inspect.c"},
+    {"configure.c", "insert.c", "sample.c", "keys.c", "session.c", "store.c", "check.c"},
+    {"inspect.c"},
 ]
 
 # Why: a condition variable hangs whoever notifies after a waiter was killed; a file that is only

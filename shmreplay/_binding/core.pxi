@@ -133,6 +133,15 @@ cdef extern from "_core/shmreplay.h" nogil:
     int sr_reset(sr_ses *ses, uint32_t table)
     int sr_contains(sr_ses *ses, uint32_t table, uint64_t key)
 
+    enum: SR_SET_MAX_SIZE, SR_SET_MAX_TIMES_SAMPLED, SR_SET_LIMITER
+    ctypedef struct sr_table_change:
+        uint32_t what
+        int32_t max_times_sampled
+        int64_t max_size
+        double samples_per_insert, min_diff, max_diff
+        int64_t min_size_to_sample
+    int sr_table_configure(sr_ses *ses, uint32_t table, const sr_table_change *change)
+
     ctypedef struct sr_table_info:
         int64_t size, inserts, samples, deletes, pending
         int64_t num_episodes, num_deleted_episodes, num_unique_samples
@@ -140,7 +149,11 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint32_t sample_waiters, insert_waiters, poisoned
         uint32_t events, events_capacity
         uint64_t events_dropped
+        int32_t max_times_sampled
+        int64_t max_size, max_size_limit, min_size_to_sample
+        double samples_per_insert, min_diff, max_diff
     int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out)
+    int sr_table_consumes(const sr_store *st, uint32_t table)
     int sr_can_sample(sr_store *st, uint32_t table, int64_t n)
     int sr_can_insert(sr_store *st, uint32_t table, int64_t n)
 

@@ -186,6 +186,28 @@ cdef class Session:
             raise_status(rc, "deleting items")
         return deleted
 
+    def configure(self, uint32_t table, max_size, max_times_sampled, limiter):
+        """Change what is not None; limiter: (samples_per_insert, min_size_to_sample, min_diff,
+        max_diff).
+        """
+        self.usable()
+        cdef sr_table_change c
+        cdef int rc
+        memset(&c, 0, sizeof(c))
+        if max_size is not None:
+            c.what |= SR_SET_MAX_SIZE
+            c.max_size = max_size
+        if max_times_sampled is not None:
+            c.what |= SR_SET_MAX_TIMES_SAMPLED
+            c.max_times_sampled = max_times_sampled
+        if limiter is not None:
+            c.what |= SR_SET_LIMITER
+            c.samples_per_insert, c.min_size_to_sample, c.min_diff, c.max_diff = limiter
+        with nogil:
+            rc = sr_table_configure(&self.ses, table, &c)
+        if rc != SR_OK:
+            raise_status(rc, "changing a table's settings")
+
     def reset(self, uint32_t table):
         """Empty the table and zero its counters. Waits where its extensions are behind."""
         self.usable()

@@ -317,7 +317,7 @@ cdef class Store:
         return max(rc, 0)
 
     def table_info(self, uint32_t table):
-        """Counters of one table as a dict."""
+        """Counters and settings of one table at this moment, as a dict."""
         self.usable()
         cdef sr_table_info i
         cdef int rc = sr_table_get_info(&self.st, table, &i)
@@ -330,7 +330,16 @@ cdef class Store:
             "num_unique_samples": i.num_unique_samples, "missed_updates": i.missed_updates,
             "sample_waiters": i.sample_waiters, "insert_waiters": i.insert_waiters,
             "poisoned": i.poisoned, "events": i.events, "events_capacity": i.events_capacity,
-            "events_dropped": i.events_dropped,}
+            "events_dropped": i.events_dropped,
+            "max_size": i.max_size, "max_size_limit": i.max_size_limit,
+            "max_times_sampled": i.max_times_sampled, "samples_per_insert": i.samples_per_insert,
+            "min_size_to_sample": i.min_size_to_sample, "min_diff": i.min_diff,
+            "max_diff": i.max_diff,}
+
+    def consumes(self, uint32_t table):
+        """Does sampling take items out of the table?"""
+        self.usable()
+        return bool(sr_table_consumes(&self.st, table))
 
     def can_sample(self, uint32_t table, int64_t n):
         """Does the rate limiter allow n samples now?"""

@@ -45,6 +45,7 @@ static int ref_ok(const sr_store *st, uint64_t ref) {
 
 static int check_slots(sr_store *st, const sr_table *t, sr_stripe *s, uint64_t *n_live, why *w) {
     *n_live = 0;
+    const int32_t most_times = sr_max_times_sampled(t);
     for (uint32_t i = 0; i < s->slots_used; i++) {
         const sr_slot *p = sr_slot_at(st, s, i);
         if (!sr_slot_live(p)) continue;
@@ -56,7 +57,7 @@ static int check_slots(sr_store *st, const sr_table *t, sr_stripe *s, uint64_t *
         if (!ref_ok(st, p->ref)) {
             FAIL(w, "table %s stripe %u slot %u: reference to nothing", t->name, s->number, i);
         }
-        if (t->max_times_sampled > 0 && p->times_sampled >= (uint32_t)t->max_times_sampled) {
+        if (most_times > 0 && p->times_sampled >= (uint32_t)most_times) {
             FAIL(w, "table %s stripe %u slot %u: sampled %u times and still there", t->name,
                  s->number, i, p->times_sampled);
         }

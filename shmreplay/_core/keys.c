@@ -208,6 +208,11 @@ const char *sr_table_name(const sr_store *st, uint32_t table) {
     return t == NULL ? NULL : t->name;
 }
 
+int sr_table_consumes(const sr_store *st, uint32_t table) {
+    const sr_table *t = sr_table_at(st, table);
+    return t != NULL && sr_max_times_sampled(t) > 0;
+}
+
 int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
     sr_table *t = sr_table_at(st, table);
     if (t == NULL) return SR_INVALID;
@@ -219,6 +224,13 @@ int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
     out->samples = t->samples;
     out->deletes = t->deletes;
     out->pending = t->pending;
+    out->max_times_sampled = sr_max_times_sampled(t);
+    out->max_size = t->max_size;
+    out->max_size_limit = t->max_size_limit;
+    out->min_size_to_sample = t->min_size_to_sample;
+    out->samples_per_insert = t->samples_per_insert;
+    out->min_diff = t->min_diff;
+    out->max_diff = t->max_diff;
     sr_unlock(&t->limiter_lock);
     sr_events_count(st, t, out);
     for (uint32_t k = 0; k < t->n_stripes; k++) {

@@ -25,6 +25,7 @@
 
 #define SR_TABLES_MAX 64u
 #define SR_STRIPES_MAX 64u /* a table */
+#define SR_MAX_SIZE 0x7fffffff /* items of a table */
 #define SR_ARENAS_MAX 16u
 #define SR_COLUMNS_MAX 256u
 #define SR_SCHEMAS_MAX 4096u
@@ -335,11 +336,11 @@ typedef struct {
     uint64_t rng;     /* splitmix64 counter: each operation that draws takes one number */
     _Atomic uint64_t next_seq; /* insertion numbers; taken under a stripe lock */
     uint32_t sample_wanted, insert_wanted; /* somebody was refused since the word last changed */
-    /* Constant, the epoch aside. */
+    /* Changed by sr_table_configure, and the epoch by reset, under all locks of the table. */
     double samples_per_insert, min_diff, max_diff;
     int64_t min_size_to_sample;
-    _Atomic uint64_t epoch; /* changed by reset, which holds all locks of the table */
-    uint32_t insert_free;   /* 1: max_diff is infinite, no insert is ever refused */
+    _Atomic uint64_t epoch;
+    _Atomic uint32_t insert_free; /* 1: max_diff is infinite, no insert is ever refused */
     char _pad0[SR_LINE - 44];
     /* futex: something was inserted, or reset, or closed */
     _Atomic uint32_t sample_seq, sample_waiters;
@@ -354,8 +355,9 @@ typedef struct {
     uint32_t sampler_kind, remover_kind;
     uint32_t n_stripes, first_stripe; /* in the header's stripe array */
     uint32_t slot_bits, stripe_bits;  /* of a key */
-    int32_t max_times_sampled;
-    int64_t max_size;
+    _Atomic int32_t max_times_sampled; /* as max_size; below 1: no bound */
+    int64_t max_size;       /* read under the limiter, changed under all locks of the table */
+    int64_t max_size_limit; /* constant: for so many items there is address space */
     double sampler_exponent, remover_exponent;
     uint64_t events_off; /* sr_ring; 0: the table has no extensions. Constant */
     char name[SR_NAME_BYTES];

@@ -1,5 +1,6 @@
 #include "limiter.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "ledger.h"
@@ -46,7 +47,7 @@ uint64_t sr_limiter_insert_budget(const sr_table *t, uint64_t want) {
 uint64_t sr_limiter_sample_budget(const sr_table *t, uint64_t want) {
     /* Of itself, since no guess below is near 0 where min_diff is the lowest number there is. */
     if (t->inserts - t->deletes < t->min_size_to_sample) return 0;
-    if (t->max_times_sampled > 0) {
+    if (sr_max_times_sampled(t) > 0) {
         /* Each sample may remove its item: the size must still reach the minimum before the last
          * one. */
         int64_t spare = t->inserts - t->deletes - t->pending_samples - t->min_size_to_sample + 1;
@@ -151,7 +152,8 @@ sr_books sr_limiter_books(const sr_store *st, uint32_t table) {
 
 int sr_limiter_reserve_insert(sr_ses *ses, uint32_t table, uint64_t want, sr_grant *g) {
     sr_table *t = sr_table_at(ses->st, table);
-    g->reserved = !t->insert_free || (want > 1 && !sr_remover_keeps_order(t));
+    g->reserved = !atomic_load_explicit(&t->insert_free, memory_order_relaxed) ||
+                  (want > 1 && !sr_remover_keeps_order(t));
     if (!g->reserved) {
         g->granted = want;
         g->epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
@@ -305,6 +307,10 @@ uint64_t sr_limiter_settle_dead(sr_table *t, sr_session *dead) {
     commit(dead);
     int64_t over = t->inserts - t->deletes - t->max_size;
     return over > 0 ? (uint64_t)over : 0;
+}
+
+void sr_limiter_derive(sr_table *t) {
+    atomic_store_explicit(&t->insert_free, t->max_diff >= DBL_MAX, memory_order_relaxed);
 }
 
 void sr_limiter_wake_all(sr_table *t) {

@@ -48,6 +48,8 @@ void sr_owe_deletes(sr_ses *ses, int32_t removed, uint64_t epoch);
  * how many items the table has above max_size. Under all locks of the table, for sr_repair's and
  * sr_participant_reclaim's callers to evict and to wake. */
 uint64_t sr_limiter_settle_dead(sr_table *t, sr_session *dead);
+/* What follows from the limiter's settings. Under all locks of the table. */
+void sr_limiter_derive(sr_table *t);
 /* Whoever waits for the table looks again. No lock. */
 void sr_limiter_wake_all(sr_table *t);
 /* Take back the critical section that a dead owner of this limiter was in. Under all locks. */

@@ -185,6 +185,7 @@ static void settle_counters(const sr_store *st, sr_table *t, uint32_t table, int
     if (surplus > 0) t->inserts += surplus;
     if (surplus < 0) t->deletes -= surplus;
     t->insert_wanted = t->sample_wanted = 1;
+    sr_limiter_derive(t);
 }
 
 /* SR_OK, table poisoned or not; SR_SYS. */

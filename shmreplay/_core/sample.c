@@ -88,7 +88,8 @@ static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
     if ((c->status = sr_lock_stripe(c->st, c->t, s)) != SR_OK) return 0;
     const sr_index *ix = &s->index[s->sampler];
     uint32_t done = 0;
-    if (c->t->max_times_sampled <= 0 && ix->count > 0) {
+    const int32_t most = sr_max_times_sampled(c->t);
+    if (most <= 0 && ix->count > 0) {
         draw_many(c, s, n, 1.0, 0.0, (int64_t)ix->count, NULL, out);
         done = n;
     }
@@ -102,7 +103,7 @@ static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
         take(c, slot, prob, (int64_t)ix->count, &out[done++]);
         sr_events_spend(c->ses, c->t, 2);
         sr_events_stage(c->st, c->t, SR_EVENT_SAMPLE, slot, slot->ref);
-        if (slot->times_sampled == (uint32_t)c->t->max_times_sampled) {
+        if (slot->times_sampled == (uint32_t)most) {
             c->removed++;
             /* Commits what is staged: the draw that took the item out, and that it went. */
             if ((c->status = sr_stripe_remove(c->st, c->t, s, number)) != SR_OK) break;
@@ -186,7 +187,8 @@ static uint32_t draw_round(draw_ctx *c, uint32_t n, uint32_t *where, sr_sampled 
         sr_stripe *s = sr_stripe_at(c->st, c->t, k);
         if ((c->status = sr_lock_stripe(c->st, c->t, s)) != SR_OK) break;
         const sr_index *ix = &s->index[s->sampler];
-        if (ix->count == 0) {
+        /* Left over as well: since the path was chosen, draws may have come to take items out. */
+        if (ix->count == 0 || sr_max_times_sampled(c->t) > 0) {
             memcpy(where + left, mine, count * sizeof *mine);
             left += count;
         } else {
@@ -241,7 +243,7 @@ static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
             double exact = even_probability(c, &m, k, ix);
             double p = exact > 0 ? exact : prob * m.mass[k] / m.total;
             take(c, slot, p, (int64_t)m.size_total, &out[done++]);
-            if (slot->times_sampled == (uint32_t)c->t->max_times_sampled) {
+            if (slot->times_sampled == (uint32_t)sr_max_times_sampled(c->t)) {
                 c->removed++;
                 c->status = sr_stripe_remove(c->st, c->t, s, number);
             }
@@ -273,7 +275,7 @@ static int sample_some(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out,
         uint32_t drawn;
         if (c.t->n_stripes == 1) {
             drawn = draw_single(&c, granted, out + *done);
-        } else if (c.t->max_times_sampled <= 0) {
+        } else if (sr_max_times_sampled(c.t) <= 0) {
             drawn = draw_striped(&c, granted, out + *done);
         } else {
             drawn = draw_consuming(&c, granted, out + *done);

@@ -259,6 +259,21 @@ int sr_reset(sr_ses *ses, uint32_t table);
 /* 1 if the key is in the table now. */
 int sr_contains(sr_ses *ses, uint32_t table, uint64_t key);
 
+/* Other bounds and another limiter for a table in use. */
+enum sr_change_what { SR_SET_MAX_SIZE = 1, SR_SET_MAX_TIMES_SAMPLED = 2, SR_SET_LIMITER = 4 };
+typedef struct {
+    uint32_t what; /* SR_SET_..., or-ed */
+    int32_t max_times_sampled;
+    int64_t max_size;
+    double samples_per_insert, min_diff, max_diff;
+    int64_t min_size_to_sample;
+} sr_table_change;
+/* Apply the change under all the table's locks, and wake whoever waits. Items that were sampled as
+ * often as is allowed from now on leave, and the remover evicts down to the new size. SR_OK;
+ * SR_INVALID: out of range (sr_last_detail says the greatest max_size), nothing changed. Crash:
+ * some items gone that were to go, and each of the six settings either old or new. */
+int sr_table_configure(sr_ses *ses, uint32_t table, const sr_table_change *change);
+
 typedef struct {
     int64_t size, inserts, samples, deletes, pending;
     int64_t num_episodes, num_deleted_episodes, num_unique_samples;
@@ -266,8 +281,14 @@ typedef struct {
     uint32_t sample_waiters, insert_waiters, poisoned;
     uint32_t events, events_capacity; /* that wait for the table's extensions */
     uint64_t events_dropped;
+    /* Settings as they are now. */
+    int32_t max_times_sampled;
+    int64_t max_size, max_size_limit, min_size_to_sample;
+    double samples_per_insert, min_diff, max_diff;
 } sr_table_info;
 int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out);
+/* 1 if sampling takes items out of the table. No lock. */
+int sr_table_consumes(const sr_store *st, uint32_t table);
 int sr_can_sample(sr_store *st, uint32_t table, int64_t n); /* 1, 0, or a negative status */
 int sr_can_insert(sr_store *st, uint32_t table, int64_t n);
 

@@ -3,6 +3,7 @@
 #include "events.h"
 #include "fault.h"
 #include "ledger.h"
+#include "limiter.h"
 #include "lock.h"
 #include "stripe.h"
 #include "table.h"
@@ -100,7 +101,7 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
     t->samples_per_insert = cfg->samples_per_insert;
     t->min_diff = cfg->min_diff;
     t->max_diff = cfg->max_diff;
-    t->insert_free = cfg->max_diff >= DBL_MAX;
+    sr_limiter_derive(t);
     t->min_size_to_sample = cfg->min_size_to_sample;
     t->rng = cfg->seed;
     t->sampler_kind = cfg->sampler_kind;
@@ -108,7 +109,8 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
     t->sampler_exponent = cfg->sampler_exponent;
     t->remover_exponent = cfg->remover_exponent;
     t->max_size = cfg->max_size;
-    t->max_times_sampled = cfg->max_times_sampled;
+    t->max_size_limit = sr_stripe_max_size_limit(cfg, st->hdr->capacity_bytes);
+    atomic_store(&t->max_times_sampled, cfg->max_times_sampled);
     t->n_stripes = cfg->n_stripes;
     t->first_stripe = first_stripe;
     memcpy(t->name, cfg->name, sizeof t->name);
@@ -154,7 +156,7 @@ static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) 
         const sr_table_config *t = &tables[i];
         locks += 1u + t->n_stripes;
         if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX || t->max_size < 1 ||
-            t->max_size > 0x7fffffff) {
+            t->max_size > SR_MAX_SIZE) {
             return 0;
         }
         if (t->sampler_kind < SR_SEL_FIFO || t->sampler_kind > SR_SEL_MAX_HEAP) return 0;

@@ -12,11 +12,26 @@
 #define SLACK_SLOTS 65536u
 #define GROW_SLOTS_MIN 1024u
 
+/* How far max_size may be raised later: addresses cost nothing, and are fixed at the start. */
+#define RAISE 8u
+
+/* Never more slots than the capacity could hold if it held nothing else. */
+static uint64_t slots_of_capacity(uint64_t capacity_bytes) {
+    return capacity_bytes / sizeof(sr_slot) + GROW_SLOTS_MIN;
+}
+
+int64_t sr_stripe_max_size_limit(const sr_table_config *cfg, uint64_t capacity_bytes) {
+    uint64_t declared = (uint64_t)cfg->max_size, limit = declared * RAISE;
+    uint64_t most = slots_of_capacity(capacity_bytes);
+    if (most > SR_MAX_SIZE) most = SR_MAX_SIZE;
+    if (limit > most) limit = most;
+    return (int64_t)(limit > declared ? limit : declared);
+}
+
 uint64_t sr_stripe_slots_max(const sr_table_config *cfg, uint64_t capacity_bytes) {
-    /* Never more slots than the capacity could hold if it held nothing else. */
-    uint64_t by_size = (uint64_t)cfg->max_size + SLACK_SLOTS;
-    uint64_t by_capacity = capacity_bytes / sizeof(sr_slot) + GROW_SLOTS_MIN;
-    uint64_t n = by_size < by_capacity ? by_size : by_capacity;
+    uint64_t n = (uint64_t)sr_stripe_max_size_limit(cfg, capacity_bytes) + SLACK_SLOTS;
+    uint64_t most = slots_of_capacity(capacity_bytes);
+    if (n > most) n = most;
     return n < SR_NONE ? n : SR_NONE - 1;
 }
 

@@ -5,7 +5,9 @@
 
 #include "internal.h"
 
-/* Address space that one stripe of this table needs, and the most slots it can have. */
+/* Address space that one stripe of this table needs, and the most slots it can have; and the
+ * greatest max_size that the table can be given later. */
+int64_t sr_stripe_max_size_limit(const sr_table_config *cfg, uint64_t capacity_bytes);
 uint64_t sr_stripe_slots_max(const sr_table_config *cfg, uint64_t capacity_bytes);
 uint64_t sr_stripe_region_bytes(const sr_table_config *cfg, uint64_t slots_max);
 int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uint32_t number,

@@ -2,6 +2,7 @@
 #include "fault.h"
 #include "index.h"
 #include "stripe.h"
+#include "table.h"
 
 typedef struct {
     uint64_t seq;
@@ -43,8 +44,8 @@ static uint64_t walk_slots(sr_store *st, sr_table *t, sr_stripe *s, place *live)
             continue;
         }
         /* Drawn for the last time by one who died before it took the item out: nobody got it. */
-        uint32_t most = (uint32_t)t->max_times_sampled;
-        if (t->max_times_sampled > 0 && p->times_sampled >= most) {
+        uint32_t most = (uint32_t)sr_max_times_sampled(t);
+        if (sr_max_times_sampled(t) > 0 && p->times_sampled >= most) {
             p->times_sampled = most - 1;
             if (most == 1) {
                 atomic_fetch_sub_explicit(&t->num_unique_samples, 1, memory_order_relaxed);

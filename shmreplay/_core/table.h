@@ -19,6 +19,10 @@ static inline int sr_remover_keeps_order(const sr_table *t) {
 static inline int sr_remover_draws(const sr_table *t) {
     return t->remover_kind == SR_SEL_UNIFORM || t->remover_kind == SR_SEL_PRIORITIZED;
 }
+/* May change while no lock of the table is held. */
+static inline int32_t sr_max_times_sampled(const sr_table *t) {
+    return atomic_load_explicit(&t->max_times_sampled, memory_order_relaxed);
+}
 /* SR_OK, or why no operation may start: SR_CLOSED, SR_CORRUPT (poisoned), SR_INVALID (no such
  * table). */
 int sr_table_usable(const sr_store *st, uint32_t table);

@@ -151,6 +151,12 @@ static void act(sr_store *st, uint64_t seed) {
         CHECK(sr_update(&ses, table, 1, &keys[1], &priority, &applied) == SR_OK);
         CHECK(sr_release(&ses, done, positions) == SR_OK);
         if (row % 3 == 0) CHECK(sr_delete(&ses, table, 2, keys, &applied) == SR_OK);
+        if (row % 7 == 0) {
+            sr_table_change change = {.what = SR_SET_MAX_SIZE | SR_SET_MAX_TIMES_SAMPLED,
+                                      .max_times_sampled = (int32_t)(row % 4),
+                                      .max_size = 5 + (int64_t)(row % 30)};
+            CHECK(sr_table_configure(&ses, table, &change) == SR_OK);
+        }
         if (row % 50 == 49) CHECK(sr_reset(&ses, table) == SR_OK);
         let_go(&ses, b);
         let_go(&ses, e);

@@ -1,0 +1,79 @@
+/* configure.c: bounds and limiter of a table that is in use.
+ *
+ * Crash: what has to go goes first, and each setting is one store, so that whatever a death leaves
+ * is a table within its bounds, with each setting either old or new. Of a limiter's four numbers
+ * some may be new and others old: that is a limiter too, if one that nobody asked for. */
+#include "evict.h"
+#include "limiter.h"
+#include "lock.h"
+#include "stripe.h"
+#include "table.h"
+
+static int change_ok(const sr_table *t, const sr_table_change *c) {
+    if ((c->what & SR_SET_MAX_SIZE) && (c->max_size < 1 || c->max_size > t->max_size_limit)) {
+        *sr_last_detail() = (sr_detail){.asked = (uint64_t)c->max_size,
+                                        .available = (uint64_t)t->max_size_limit};
+        return 0;
+    }
+    return !(c->what & SR_SET_LIMITER) ||
+           (c->samples_per_insert > 0 && c->min_size_to_sample >= 1);
+}
+
+/* Items that were sampled `most` times or more are through. */
+static int expire(sr_store *st, sr_table *t, uint32_t most) {
+    int rc = SR_OK;
+    for (uint32_t k = 0; k < t->n_stripes && rc == SR_OK; k++) {
+        sr_stripe *s = sr_stripe_at(st, t, k);
+        for (uint32_t i = 0; i < s->slots_used && rc == SR_OK; i++) {
+            const sr_slot *p = sr_slot_at(st, s, i);
+            if (!sr_slot_live(p) || p->times_sampled < most) continue;
+            rc = sr_stripe_remove(st, t, s, i);
+            t->deletes++;
+        }
+        sr_stripe_hints(st, s);
+    }
+    return rc;
+}
+
+/* Under all locks of the table. */
+static int apply(sr_store *st, sr_table *t, const sr_table_change *c) {
+    int rc = SR_OK;
+    if (c->what & SR_SET_MAX_TIMES_SAMPLED) {
+        if (c->max_times_sampled > 0) rc = expire(st, t, (uint32_t)c->max_times_sampled);
+        if (rc != SR_OK) return rc;
+        atomic_store_explicit(&t->max_times_sampled, c->max_times_sampled, memory_order_relaxed);
+    }
+    if (c->what & SR_SET_MAX_SIZE) {
+        /* Who has placed items and not counted them yet evicts them by the new size. */
+        int64_t over = t->inserts - t->deletes - c->max_size;
+        if (over > 0) rc = sr_evict_locked(st, t, (uint64_t)over);
+        if (rc != SR_OK) return rc;
+        t->max_size = c->max_size;
+    }
+    if (c->what & SR_SET_LIMITER) {
+        t->samples_per_insert = c->samples_per_insert;
+        t->min_size_to_sample = c->min_size_to_sample;
+        t->min_diff = c->min_diff;
+        t->max_diff = c->max_diff;
+        sr_limiter_derive(t);
+    }
+    return SR_OK;
+}
+
+int sr_table_configure(sr_ses *ses, uint32_t table, const sr_table_change *change) {
+    sr_store *st = ses->st;
+    int rc = sr_table_usable(st, table);
+    if (rc != SR_OK) return rc;
+    sr_table *t = sr_table_at(st, table);
+    if (!change_ok(t, change)) return SR_INVALID;
+    sr_begin_on(ses, SR_BUSY_DELETE, table);
+    rc = sr_lock_table(st, t);
+    if (rc == SR_OK) {
+        int sound = atomic_load_explicit(&t->poisoned, memory_order_relaxed) == SR_SOUND;
+        rc = sound ? apply(st, t, change) : SR_CORRUPT;
+        sr_unlock_table(st, t);
+        sr_limiter_wake_all(t);
+    }
+    sr_end(ses);
+    return rc;
+}

@@ -1,0 +1,216 @@
+"""What is done to a table in use: other bounds, another limiter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shmreplay as reverb
+from shmreplay import Client, Server, errors
+
+PATIENCE = 60.0
+"""Seconds within which a call that was woken returns. Nothing is expected to come near it."""
+
+Maker = Callable[..., Server]
+
+
+def table(name: str = "t", **options: Any) -> reverb.Table:
+    usual: dict[str, Any] = {
+        "sampler": reverb.selectors.Uniform(),
+        "remover": reverb.selectors.Fifo(),
+        "max_size": 100,
+        "rate_limiter": reverb.rate_limiters.MinSize(1),
+    }
+    return reverb.Table(name, **{**usual, **options})
+
+
+def rows(n: int, start: int = 0) -> dict[str, Any]:
+    return {"x": np.arange(start, start + n)}
+
+
+def there(client: Client, name: str, keys: Any) -> list[bool]:
+    return [client.update_priorities(name, [key], [1.0]) == 1 for key in keys]
+
+
+# ------------------------------------------------------------------ other settings
+
+
+@pytest.mark.parametrize("stripes", [1, 4])
+def test_shrinking_evicts_by_the_remover(make_server: Maker, stripes: int) -> None:
+    server = make_server([table(stripes=stripes)])
+    with Client(server.address) as client, Client(server.address) as other:
+        keys = client.insert_batch("t", rows(30))
+        more = other.insert_batch("t", rows(30, 30))
+        client.configure_table("t", max_size=10)
+        info = client.server_info()["t"]
+        assert (info.max_size, info.current_size) == (10, 10)
+        assert info.rate_limiter_info.insert_stats.completed == 60
+        assert there(client, "t", keys) == [False] * 30
+        assert there(client, "t", more) == [False] * 20 + [True] * 10
+        newest = client.insert_batch("t", rows(2))
+        assert there(client, "t", [*more, *newest]) == [False] * 22 + [True] * 10
+        client.configure_table("t", max_size=11)
+        client.insert_batch("t", rows(5))
+        assert client.server_info()["t"].current_size == 11
+        client.check()
+
+
+def test_shrinking_below_the_number_of_stripes(make_server: Maker) -> None:
+    server = make_server([table(stripes=8, sampler=reverb.selectors.Prioritized(1.0))])
+    with Client(server.address) as client:
+        client.insert_batch("t", rows(50), np.arange(50.0))
+        client.configure_table("t", max_size=1)
+        assert client.server_info()["t"].current_size == 1
+        assert client.sample_batch("t", 3).data["x"].tolist() == [49] * 3
+        client.check()
+
+
+def test_growing_makes_room_and_ends_at_the_address_space(make_server: Maker) -> None:
+    server = make_server([table(max_size=10)])
+    with Client(server.address) as client:
+        client.insert_batch("t", rows(20))
+        client.configure_table("t", max_size=80)
+        client.insert_batch("t", rows(100))
+        assert client.server_info()["t"].current_size == 80
+        with pytest.raises(errors.InvalidArgumentError, match=r"max_size 81 .* at most 80"):
+            client.configure_table("t", max_size=81, max_times_sampled=1)
+        info = client.server_info()["t"]
+        assert (info.max_size, info.max_times_sampled) == (80, 0)
+        server.configure_table("t", max_size=8)
+        assert server.localhost_client().server_info()["t"].current_size == 8
+        client.check()
+
+
+def test_the_capacity_bounds_how_far_a_table_can_grow(make_server: Maker) -> None:
+    server = make_server([table(max_size=100_000)], capacity=8 << 20)
+    with Client(server.address) as client:
+        with pytest.raises(errors.InvalidArgumentError, match=r"at most 13209\d"):
+            client.configure_table("t", max_size=800_000)
+        client.configure_table("t", max_size=130_000)
+        assert client.server_info()["t"].max_size == 130_000
+
+
+def test_a_bound_on_samples_takes_out_what_has_reached_it(make_server: Maker) -> None:
+    server = make_server([table(sampler=reverb.selectors.Fifo())])
+    with Client(server.address) as client:
+        keys = client.insert_batch("t", rows(3))
+        client.sample_batch("t", 4)
+        client.configure_table("t", max_times_sampled=4)
+        info = client.server_info()["t"]
+        assert (info.current_size, info.max_times_sampled) == (2, 4)
+        assert client.sample_batch("t", 8).data["x"].tolist() == [1] * 4 + [2] * 4
+        assert client.server_info()["t"].current_size == 0
+        client.insert_batch("t", rows(1))
+        client.sample_batch("t", 3)
+        client.configure_table("t", max_times_sampled=0)
+        assert client.sample_batch("t", 9).info.times_sampled.tolist() == list(range(4, 13))
+        assert there(client, "t", keys) == [False] * 3
+        client.check()
+
+
+@pytest.mark.parametrize("stripes", [1, 3])
+def test_a_bound_on_samples_comes_and_goes_under_load(make_server: Maker, stripes: int) -> None:
+    server = make_server([table(stripes=stripes)])
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def sample() -> None:
+        try:
+            with Client(server.address) as mine:
+                while not stop.is_set():
+                    batch = mine.sample_batch("t", 64, timeout=PATIENCE)
+                    assert len(batch.info.key) == 64
+        except BaseException as error:
+            failures.append(error)
+
+    def insert() -> None:
+        try:
+            with Client(server.address) as mine:
+                while not stop.is_set():
+                    mine.insert_batch("t", rows(16), timeout=PATIENCE)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=job) for job in (sample, insert, sample)]
+    for thread in threads:
+        thread.start()
+    with Client(server.address) as client:
+        for i in range(60):
+            client.configure_table("t", max_times_sampled=i % 3, max_size=[100, 5, 700, 64][i % 4])
+            client.check()
+        client.configure_table("t", max_times_sampled=0, max_size=50)
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        assert not failures
+        assert client.server_info()["t"].current_size <= 50
+        client.check()
+
+
+def test_another_limiter_holds_at_once_and_wakes_who_waits(make_server: Maker) -> None:
+    limits = reverb.rate_limiters
+    server = make_server([table(rate_limiter=limits.MinSize(5)), reverb.Table.queue("q", 2)])
+    with Client(server.address) as client:
+        client.insert_batch("t", rows(2))
+        client.insert_batch("q", rows(2))
+        done: list[str] = []
+
+        def sample() -> None:
+            client.sample_batch("t", 2, timeout=PATIENCE)
+            done.append("sample")
+
+        def insert() -> None:
+            client.insert_batch("q", rows(1), timeout=PATIENCE)
+            done.append("insert")
+
+        threads = [threading.Thread(target=job) for job in (sample, insert)]
+        for thread in threads:
+            thread.start()
+        with pytest.raises(errors.DeadlineExceededError):
+            client.sample_batch("t", 1, timeout=0)
+        assert not done
+        client.configure_table("t", rate_limiter=limits.MinSize(2))
+        client.configure_table("q", rate_limiter=limits.Queue(3))
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert sorted(done) == ["insert", "sample"]
+        client.configure_table("t", rate_limiter=limits.SampleToInsertRatio(2.0, 1, 4.0))
+        info = client.server_info()["t"].rate_limiter_info
+        assert (info.samples_per_insert, info.min_diff, info.max_diff) == (2.0, -2.0, 6.0)
+        assert info.sample_stats.completed == 2
+        # From now on an insert may be refused; and back.
+        with pytest.raises(errors.DeadlineExceededError, match="max_diff=6"):
+            client.insert_batch("t", rows(10), timeout=0)
+        client.configure_table("t", rate_limiter=limits.MinSize(1))
+        client.insert_batch("t", rows(10), timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "fragment"),
+    [
+        ({"max_size": 0}, errors.InvalidArgumentError, "max_size 0"),
+        ({"max_size": 2**31}, errors.ArgumentTypeError, "max_size"),
+        ({"max_size": 2.5}, errors.ArgumentTypeError, "max_size"),
+        ({"max_times_sampled": 2**31}, errors.ArgumentTypeError, "max_times_sampled"),
+        ({"rate_limiter": 3}, errors.ArgumentTypeError, "rate_limiter"),
+        ({"max_size": 5, "rate_limiter": "x"}, errors.ArgumentTypeError, "rate_limiter"),
+    ],
+    ids=repr,
+)
+def test_settings_out_of_range_change_nothing(
+    make_server: Maker, change: dict[str, Any], error: type[Exception], fragment: str
+) -> None:
+    server = make_server([table()])
+    with Client(server.address) as client:
+        client.insert_batch("t", rows(9))
+        before = client.server_info()["t"]
+        with pytest.raises(error, match=fragment):
+            client.configure_table("t", **change)
+        with pytest.raises(errors.TableNotFoundError):
+            client.configure_table("u", max_size=1)
+        assert client.server_info()["t"] == before
