@@ -21,7 +21,7 @@ from shmreplay.compat import ignored_argument
 from shmreplay.connection import Connection, WaitLog, stopped
 from shmreplay.item_schema import Leaf
 from shmreplay.rate_limiters import RateLimiter
-from shmreplay.replay_sample import ReplaySample, SampleInfo
+from shmreplay.replay_sample import ItemInfo, ReplaySample, SampleInfo
 from shmreplay.reverb_types import TableInfo
 from shmreplay.sampler import Prefetched, Sampler
 from shmreplay.spec import DTYPE_CODES
@@ -761,6 +761,51 @@ class Client:
             self._finish(connection, batch)
 
     # ------------------------------------------------------------------ looking
+
+    def keys(self, table: str) -> npt.NDArray[np.uint64]:
+        """The keys of all items, in the order of their insertion; see `items`.
+
+        Returns:
+            uint64[N].
+
+        Raises:
+            TableNotFoundError: There is no such table.
+        """
+        keys: npt.NDArray[np.uint64] = self.items(table).key
+        return keys
+
+    def items(self, table: str) -> ItemInfo:
+        """What the table knows of all its items, in the order of their insertion.
+
+        Others go on working meanwhile: an item that is there from the beginning of the call to its
+        end is in the list once, one that comes or goes meanwhile may be.
+
+        Returns:
+            key uint64[N], priority float64[N], times_sampled int32[N], inserted float64[N]
+            (seconds since the epoch).
+
+        Raises:
+            TableNotFoundError: There is no such table.
+        """
+        return live_table.list_items(self._connected(), table)
+
+    def fetch(self, table: str, keys: npt.ArrayLike) -> list[ReplaySample]:
+        """Reads items by key. That does not count as sampling them.
+
+        Args:
+            table: Name of the table.
+            keys: uint64[N].
+
+        Returns:
+            Those that are still there, in the order of their keys in the argument; `info.key` tells
+            which. `info.probability` is 0.0, as nothing was drawn. Data are copies, in the
+            structure that the item was created with.
+
+        Raises:
+            TableNotFoundError: There is no such table.
+            ArgumentTypeError: Keys are not integers.
+        """
+        return live_table.fetch(self._connected(), table, checked_keys(keys))
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Settings and counters of every table.

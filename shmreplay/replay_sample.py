@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["INFO_DTYPES", "ReplaySample", "SampleInfo"]
+__all__ = ["INFO_DTYPES", "ItemInfo", "ReplaySample", "SampleInfo"]
 
 
 class _Fields(NamedTuple):
@@ -112,3 +112,19 @@ class ReplaySample(NamedTuple):
 
     data: Any
     """The data, in the structure that the reading call documents."""
+
+
+class ItemInfo(NamedTuple):
+    """What a table knows of its items: of N of them, arrays of shape [N]."""
+
+    key: Any
+    """Keys, uint64."""
+
+    priority: Any
+    """Priorities, float64."""
+
+    times_sampled: Any
+    """How often each has been sampled, int32."""
+
+    inserted: Any
+    """When each was inserted: seconds since the epoch, float64, to some milliseconds."""

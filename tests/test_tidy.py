@@ -39,8 +39,8 @@ LAYERS = [
     {"store"},
     {"recovery"},
     {"address", "connection"},
-    {"batches", "live_table", "sampler", "trajectory_writer"},
-    {"structured_writer", "writer"},
+    {"batches", "sampler", "trajectory_writer"},
+    {"live_table", "structured_writer", "writer"},
     {"client", "structured", "pattern_stream", "extension_thread"},
     {"server", "dump", "dataset", "tf_client"},
     {"cli", "integrations", "pybind"},
@@ -64,8 +64,8 @@ CORE_LAYERS = [
     {"events", "stripe", "stripe_rebuild.c", "limiter", "reach"},
     {"evict", "lock_all"},
     {"repair.c"},
-    {"configure.c", "insert.c", "sample.c", "keys.c", "session.c", "store.c", "check.c"},
-    {"inspect.c"},
+    {"configure.c", "insert.c", "list.c", "sample.c", "keys.c"},
+    {"session.c", "store.c", "check.c", "inspect.c"},
 ]
 
 # Why: a condition variable hangs whoever notifies after a waiter was killed; a file that is only

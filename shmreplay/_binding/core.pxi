@@ -124,6 +124,13 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint64_t inserted_ns
     int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done,
                   uint32_t *seq)
+    int sr_pin(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, sr_sampled *out,
+               uint32_t *found)
+    ctypedef struct sr_listed:
+        pass
+    uint64_t SR_LIST_END
+    int sr_list(sr_store *st, uint32_t table, uint64_t *cursor, uint32_t n, sr_listed *out,
+                uint32_t *got)
     void sr_wait_sample(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms)
     void sr_wait_insert(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms)
     int sr_priority_ok(const sr_store *st, uint32_t table, double priority)

@@ -186,6 +186,26 @@ cdef class Session:
             raise_status(rc, "deleting items")
         return deleted
 
+    def pin(self, uint32_t table, keys):
+        """Those of the items of these keys (uint64[N], C-contiguous) that are there, as a batch."""
+        self.usable()
+        cdef Py_buffer k
+        cdef Batch batch
+        cdef uint32_t n
+        cdef int rc
+        PyObject_GetBuffer(keys, &k, PyBUF_SIMPLE)
+        try:
+            n = <uint32_t>(k.len // 8)
+            batch = make_batch(self, table, n)
+            with nogil:
+                rc = sr_pin(&self.ses, table, n, <uint64_t *>k.buf, batch.items, &batch.n)
+        finally:
+            PyBuffer_Release(&k)
+        if rc != SR_OK:
+            batch.drop()
+            raise_status(rc, "fetching items")
+        return batch
+
     def configure(self, uint32_t table, max_size, max_times_sampled, limiter):
         """Change what is not None; limiter: (samples_per_insert, min_size_to_sample, min_diff,
         max_diff).

@@ -336,6 +336,30 @@ cdef class Store:
             "min_size_to_sample": i.min_size_to_sample, "min_diff": i.min_diff,
             "max_diff": i.max_diff,}
 
+    def list_some(self, uint32_t table, uint64_t cursor, out):
+        """Look through as many slots as out (one-dimensional, of ITEM_DTYPE) has room for.
+
+        Gives the next cursor (None at the end) and the number of items found; 0 begins.
+        """
+        self.usable()
+        cdef Py_buffer b
+        cdef uint32_t got = 0
+        cdef int rc
+        PyObject_GetBuffer(out, &b, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        try:
+            if b.itemsize != sizeof(sr_listed):
+                raise errors.InvalidArgumentError(
+                    f"out has {b.itemsize} bytes an item, expected {sizeof(sr_listed)}")
+            with nogil:
+                rc = sr_list(
+                    &self.st, table, &cursor, <uint32_t>(b.len // b.itemsize), <sr_listed *>b.buf,
+                    &got)
+        finally:
+            PyBuffer_Release(&b)
+        if rc != SR_OK:
+            raise_status(rc, "listing items")
+        return None if cursor == SR_LIST_END else cursor, got
+
     def consumes(self, uint32_t table):
         """Does sampling take items out of the table?"""
         self.usable()

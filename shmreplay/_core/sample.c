@@ -308,3 +308,31 @@ int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t
     sr_end(ses);
     return rc;
 }
+
+int sr_pin(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, sr_sampled *out,
+           uint32_t *found) {
+    *found = 0;
+    int rc = sr_table_usable(ses->st, table);
+    if (rc == SR_OK) rc = sr_ledger_reserve(ses, n);
+    if (rc != SR_OK) return rc;
+    draw_ctx c = {.st = ses->st, .ses = ses, .t = sr_table_at(ses->st, table)};
+    masses m;
+    read_masses(&c, &m);
+    for (uint32_t i = 0; i < n; i++) out[i].ref = 0;
+    for (uint32_t k = 0; k < c.t->n_stripes; k++) {
+        sr_stripe *s = sr_stripe_at(c.st, c.t, k);
+        rc = sr_lock_stripe(c.st, c.t, s);
+        if (rc != SR_OK) break;
+        for (uint32_t i = 0; i < n; i++) {
+            if (sr_key_stripe(c.t, keys[i]) != k) continue;
+            uint32_t slot = sr_stripe_find(c.st, c.t, s, keys[i]);
+            if (slot == SR_NONE) continue;
+            take(&c, sr_slot_at(c.st, s, slot), 0.0, (int64_t)m.size_total, &out[i]);
+        }
+        sr_unlock(&s->lock);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (out[i].ref != 0) out[(*found)++] = out[i];
+    }
+    return rc;
+}

@@ -238,6 +238,24 @@ typedef struct {
 int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done,
               uint32_t *seq);
 
+/* Pin the items of these keys, without counting as samples: out[] gets those that are there, in the
+ * order of the keys, with probability 0. SR_OK, SR_FULL, SR_NOSPACE, SR_CORRUPT. */
+int sr_pin(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, sr_sampled *out,
+           uint32_t *found);
+
+/* What a table knows of an item. */
+typedef struct {
+    uint64_t key, seq, inserted_ns;
+    double priority;
+    uint32_t times_sampled, _pad;
+} sr_listed;
+#define SR_LIST_END UINT64_MAX
+/* Look through n slots from *cursor (0: the first) on, under one stripe's lock: out[] gets the
+ * items in them, and *cursor says where to go on, SR_LIST_END: nowhere. An item that is there all
+ * the time is listed once. */
+int sr_list(sr_store *st, uint32_t table, uint64_t *cursor, uint32_t n, sr_listed *out,
+            uint32_t *got);
+
 /* Wait until the table's samplers (or inserters) should look again: at most timeout_ms <= 100,
  * `seq` as the failing call gave it. */
 void sr_wait_sample(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms);

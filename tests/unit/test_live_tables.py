@@ -1,8 +1,9 @@
-"""What is done to a table in use: other bounds, another limiter."""
+"""What is done to a table in use: other bounds, another limiter; listing, fetching by key."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -214,3 +215,111 @@ def test_settings_out_of_range_change_nothing(
         with pytest.raises(errors.TableNotFoundError):
             client.configure_table("u", max_size=1)
         assert client.server_info()["t"] == before
+
+
+# ------------------------------------------------------------------ listing
+
+
+@pytest.mark.parametrize("stripes", [1, 3])
+def test_items_are_listed_in_the_order_of_their_insertion(make_server: Maker, stripes: int) -> None:
+    server = make_server([table(stripes=stripes, sampler=reverb.selectors.Prioritized(1.0))])
+    before = time.time() - 1
+    with Client(server.address) as client, Client(server.address) as other:
+        assert client.keys("t").shape == (0,) and client.keys("t").dtype == np.uint64
+        keys: list[int] = []
+        for i in range(8):
+            writer = client if i % 2 else other
+            keys += writer.insert_batch("t", rows(5, 5 * i), np.arange(5.0) + i).tolist()
+        client.mutate_priorities("t", {keys[7]: 70.0}, [keys[3], keys[20]])
+        keys = [key for i, key in enumerate(keys) if i not in (3, 20)]
+        assert client.keys("t").tolist() == keys
+        drawn = client.sample_batch("t", 50).info
+        items = client.items("t")
+        assert [a.dtype.name for a in items] == ["uint64", "float64", "int32", "float64"]
+        assert items.key.tolist() == keys
+        assert items.priority.tolist()[:7] == [0, 1, 2, 4, 1, 2, 70]
+        counts = {int(k): int(n) for k, n in zip(items.key, items.times_sampled, strict=True)}
+        assert counts == {k: drawn.key.tolist().count(k) for k in keys}
+        assert (items.inserted > before).all() and (items.inserted < time.time() + 1).all()
+        assert (np.diff(items.inserted) >= 0).all()
+
+
+def test_a_large_table_is_listed_while_it_changes(make_server: Maker) -> None:
+    server = make_server([table(max_size=40_000, stripes=2)], capacity=64 << 20)
+    with Client(server.address) as client:
+        kept = client.insert_batch("t", rows(20_000)).tolist()
+        stop = threading.Event()
+
+        def churn() -> None:
+            with Client(server.address) as mine:
+                while not stop.is_set():
+                    mine.mutate_priorities("t", deletes=mine.insert_batch("t", rows(500)).tolist())
+
+        thread = threading.Thread(target=churn)
+        thread.start()
+        try:
+            for _ in range(20):
+                listed = client.keys("t").tolist()
+                assert len(set(listed)) == len(listed)
+                assert listed[: len(kept)] == kept
+        finally:
+            stop.set()
+            thread.join(PATIENCE)
+
+
+def test_listing_a_table_that_is_not_there(make_server: Maker) -> None:
+    server = make_server([table()])
+    with Client(server.address) as client:
+        for call in (client.keys, client.items, lambda name: client.fetch(name, [1])):
+            with pytest.raises(errors.TableNotFoundError):
+                call("u")
+
+
+# ------------------------------------------------------------------ fetching
+
+
+@pytest.mark.parametrize("stripes", [1, 3])
+def test_fetch_gives_what_is_there_and_counts_nothing(make_server: Maker, stripes: int) -> None:
+    server = make_server([table(max_size=2000, stripes=stripes)])
+    with Client(server.address) as client, Client(server.address) as other:
+        keys = client.insert_batch("t", rows(600), np.arange(600.0))
+        keys = np.concatenate([keys, other.insert_batch("t", rows(600, 600), np.arange(600.0))])
+        client.mutate_priorities("t", deletes=keys[100:200].tolist())
+        more = np.array([2**64 - 1, 0, int(keys[5])], np.uint64)
+        wanted = np.concatenate([keys[::-1], more])
+        fetched = client.fetch("t", wanted)
+        left = [key for i, key in enumerate(keys.tolist()) if not 100 <= i < 200]
+        assert [f.info.key for f in fetched] == [*left[::-1], int(keys[5])]
+        for f in fetched:
+            number = keys.tolist().index(f.info.key)
+            assert f.data["x"] == number
+            assert f.info == (f.info.key, 0.0, 1100, number % 600, 0)
+        info = client.server_info()["t"]
+        assert (info.num_unique_samples, info.rate_limiter_info.sample_stats.completed) == (0, 0)
+        assert (client.items("t").times_sampled == 0).all()
+        assert client.fetch("t", []) == []
+        client.check()
+
+
+def test_fetch_gives_items_of_any_structure_and_length(make_server: Maker) -> None:
+    server = make_server([table(max_times_sampled=1)])
+    with Client(server.address) as client:
+        writer = client.trajectory_writer(3)
+        keys: list[int] = []
+        for t in range(3):
+            writer.append({"a": np.float32(t), "n": {"v": np.full(2, t)}})
+            made = writer.create_item("t", 1.0, {"all": writer.history["n"]["v"][:]})
+            assert made is not None
+            keys.append(made)
+        [key] = client.insert_batch("t", rows(1))
+        got = client.fetch("t", [keys[2], key, keys[0]])
+        assert got[0].data["all"].tolist() == [[0, 0], [1, 1], [2, 2]]
+        assert got[1].data["x"] == 0
+        assert got[2].data["all"].tolist() == [[0, 0]]
+        got[0].data["all"][...] = 9  # a copy, the caller's own
+        assert client.fetch("t", keys[2:])[0].data["all"][0].tolist() == [0, 0]
+        assert client.server_info()["t"].current_size == 4
+        for bad in (["a"], [1.5], [-1], 3):
+            with pytest.raises((errors.ArgumentTypeError, errors.InvalidArgumentError)):
+                client.fetch("t", bad)
+        writer.close()
