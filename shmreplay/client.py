@@ -912,7 +912,7 @@ def checked_keys(keys: Any) -> npt.NDArray[np.uint64]:
     """
     if isinstance(keys, list | tuple):
         # Not through numpy's own rules: large and small integers together would become floats.
-        return np.array([_checked_key(key) for key in keys], np.uint64)
+        return np.array([limits.checked_key(key) for key in keys], np.uint64)
     array = np.asarray(keys)
     if array.dtype.kind not in "ui":
         raise errors.ArgumentTypeError(
@@ -925,14 +925,6 @@ def checked_keys(keys: Any) -> npt.NDArray[np.uint64]:
             f"keys must not be negative, got {int(array.min())}; take them from info.key"
         )
     return np.ascontiguousarray(array, np.uint64)
-
-
-def _checked_key(key: Any) -> int:
-    if not isinstance(key, int | np.integer) or isinstance(key, bool) or not 0 <= key < 1 << 64:
-        raise errors.ArgumentTypeError(
-            f"a key is an integer in [0, 2**64), as in info.key; got {type(key).__name__}: {key!r}"
-        )
-    return int(key)
 
 
 def _batch_priorities(priorities: Any, n: int) -> npt.NDArray[np.float64]:

@@ -11,6 +11,8 @@ import numbers
 import operator
 from typing import Any, Final
 
+import numpy as np
+
 from shmreplay.errors import ArgumentTypeError, InvalidArgumentError
 
 # --- Structure of a store ---------------------------------------------------------------------
@@ -184,3 +186,16 @@ def checked_int(name: str, value: Any) -> int:
         raise ArgumentTypeError(
             f"Got {name} {value!r} of type {type(value).__name__}; expected a single int."
         ) from error
+
+
+def checked_key(key: Any) -> int:
+    """Returns the key of an item as an int.
+
+    Raises:
+        ArgumentTypeError: It is not an integer of 64 bits without sign.
+    """
+    if not isinstance(key, int | np.integer) or isinstance(key, bool) or not 0 <= key < 1 << 64:
+        raise ArgumentTypeError(
+            f"a key is an integer in [0, 2**64), as in info.key; got {type(key).__name__}: {key!r}"
+        )
+    return int(key)

@@ -170,6 +170,42 @@ class TrajectoryWriter(WriterCore):
         describe = self._connection.describe_wait(table, "an insert")
         return f"{len(self.pending)} items held back; {describe()}"
 
+    # ------------------------------------------------------------------ other data for an item
+
+    def replace_item(self, table: str, key: int, trajectory: Any) -> bool:
+        """Gives an item that is in its table other data, at once: no sample sees a part of each.
+
+        The item keeps key, priority, times sampled and its place in every order. What was sampled
+        before stays as it was.
+
+        Args:
+            table: Name of the table.
+            key: Of the item, as `create_item` returned it or as in `info.key`.
+            trajectory: As for `create_item`: of the structure, dtypes and shapes that the item was
+                created with. Lengths may differ, where the table's signature lets them.
+
+        Returns:
+            False where the item is not there any more.
+
+        Raises:
+            SignatureError: The item was created with another structure, dtype or shape.
+            TableNotFoundError, InvalidArgumentError, ArgumentTypeError: As `create_item`.
+            ArenaFullError: No memory. Nothing is changed, whatever is raised.
+        """
+        number = self._connection.number(table)
+        checked = limits.checked_key(key)
+        done = self.replace_data(number, table, checked, trajectory)
+        if isinstance(done, bool):
+            return done
+        have = self._connection.native.schema_text(done).decode()
+        raise errors.SignatureError(
+            f"Unable to replace the data of item {key} of table {table!r}: it was created with "
+            f"another structure, dtype or shape, or with a time dimension where the new data have "
+            f"none or the other way round. Its structure, with [code, shape, squeezed] for each "
+            f"column: {have:.500}. An int index into the history gives a squeezed column, a slice "
+            "one with a time dimension."
+        )
+
     # ------------------------------------------------------------------ public calls that wait
 
     def flush(self, block_until_num_items: int = 0, timeout_ms: int | None = None) -> None:

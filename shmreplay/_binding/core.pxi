@@ -138,6 +138,8 @@ cdef extern from "_core/shmreplay.h" nogil:
                   const double *prios, uint32_t *applied)
     int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uint32_t *deleted)
     int sr_reset(sr_ses *ses, uint32_t table)
+    int sr_replace(sr_ses *ses, uint32_t table, uint64_t key, uint64_t ref, uint32_t schema,
+                   uint32_t *found, uint32_t *item_schema)
     int sr_contains(sr_ses *ses, uint32_t table, uint64_t key)
 
     enum: SR_SET_MAX_SIZE, SR_SET_MAX_TIMES_SAMPLED, SR_SET_LIMITER

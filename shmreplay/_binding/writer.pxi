@@ -1139,6 +1139,60 @@ cdef class WriterCore:
         self.window_grew()
         return None
 
+    def replace_data(self, uint32_t t, str table, uint64_t key, trajectory):
+        """Give the item of this key other data: True, False where it is gone, or the number of its
+        structure where that is another one. Nothing is changed then.
+        """
+        cdef list leaves = []
+        cdef list foreign = []
+        cdef ItemPlan plan = self.match_plan(trajectory, leaves)
+        self.check_columns(leaves)
+        try:
+            leaves = [self.freeze(<TrajectoryColumn>x, i, foreign) for i, x in enumerate(leaves)]
+            self.enter()
+            try:
+                self.identify(plan, t, table, trajectory, leaves)
+                return self.refer_and_replace(t, key, leaves, plan.schema)
+            finally:
+                self.leave()
+        finally:
+            drop_foreign(foreign)
+
+    cdef object refer_and_replace(self, uint32_t t, uint64_t key, list leaves, uint32_t schema):
+        """A trajectory record even where whole rows of one block would do: see sr_replace."""
+        cdef uint32_t first_run[SR_COLUMNS_MAX + 1]
+        cdef uint32_t flags[SR_COLUMNS_MAX]
+        cdef uint32_t n = <uint32_t>len(leaves), n_runs = 0, i, position = 0, found = 0, other = 0
+        cdef uint64_t off = 0
+        cdef Py_ssize_t total = 0
+        cdef int rc
+        for i in range(n):
+            total += (<TrajectoryColumn>leaves[i]).n
+        cdef sr_run *runs = <sr_run *>malloc(<size_t>total * sizeof(sr_run))
+        if runs == NULL:
+            raise MemoryError
+        try:
+            for i in range(n):
+                first_run[i] = n_runs
+                flags[i] = SR_COL_SQUEEZED if (<TrajectoryColumn>leaves[i]).squeeze else 0
+                n_runs += find_runs(<TrajectoryColumn>leaves[i], i, runs + n_runs)
+            first_run[n] = n_runs
+            check_runs(n_runs)
+            with nogil:
+                rc = sr_traj_new(&self.session.ses, n, first_run, flags, runs, &off, &position)
+                if rc == SR_OK:
+                    rc = sr_replace(
+                        &self.session.ses, t, key, SR_REF(off, SR_KIND_TRAJ), schema, &found,
+                        &other)
+                    sr_release(&self.session.ses, 1, &position)
+        finally:
+            free(runs)
+        if rc == SR_INVALID and found:
+            return other
+        if rc != SR_OK:
+            raise_status(rc, "replace_item")
+        return bool(found)
+
     cdef double checked_priority(self, uint32_t t, str table, object priority) except? -1.0:
         cdef double p
         try:
@@ -1460,10 +1514,7 @@ cdef class WriterCore:
             first_run[n] = n_runs
             position[0] = SR_NONE
             item.row_start = item.row_count = 0
-            if n_runs > RUNS_MAX:
-                raise errors.InvalidArgumentError(
-                    f"the trajectory falls into {n_runs} separate runs of steps; at most "
-                    f"{RUNS_MAX} fit one item")
+            check_runs(n_runs)
             if whole_rows(n, n_runs, flags, runs, &self.session.store.st):
                 item.ref = SR_REF(runs[0].block, SR_KIND_BLOCK)
                 item.row_start = runs[0].start
@@ -1767,6 +1818,14 @@ cdef uint32_t find_runs(TrajectoryColumn c, uint32_t number, sr_run *runs) excep
         r.count = 1
         r.stride = 1
     return n
+
+
+cdef inline int check_runs(uint32_t n) except -1:
+    if n > RUNS_MAX:
+        raise errors.InvalidArgumentError(
+            f"the trajectory falls into {n} separate runs of steps; at most {RUNS_MAX} fit one "
+            "item")
+    return 0
 
 
 cdef bint whole_rows(uint32_t n, uint32_t n_runs, uint32_t *flags, sr_run *runs,

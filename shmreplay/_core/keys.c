@@ -133,6 +133,28 @@ int sr_contains(sr_ses *ses, uint32_t table, uint64_t key) {
     return found;
 }
 
+int sr_replace(sr_ses *ses, uint32_t table, uint64_t key, uint64_t ref, uint32_t schema,
+               uint32_t *found, uint32_t *item_schema) {
+    sr_store *st = ses->st;
+    *found = 0;
+    int rc = sr_table_usable(st, table);
+    if (rc != SR_OK) return rc;
+    sr_table *t = sr_table_at(st, table);
+    uint32_t number = sr_key_stripe(t, key);
+    if (number >= t->n_stripes) return SR_OK;
+    sr_stripe *s = sr_stripe_at(st, t, number);
+    rc = sr_lock_stripe(st, t, s);
+    if (rc != SR_OK) return rc;
+    uint32_t slot = sr_stripe_find(st, t, s, key);
+    if (slot != SR_NONE) {
+        *found = 1;
+        *item_schema = sr_slot_at(st, s, slot)->schema;
+        rc = *item_schema == schema ? sr_stripe_replace(st, t, s, slot, ref) : SR_INVALID;
+    }
+    sr_unlock(&s->lock);
+    return rc;
+}
+
 int sr_lock_table_inner(sr_store *st, sr_table *t) {
     int rc = sr_lock_inner(st, &t->limiter_lock);
     if (rc != SR_OK) return rc;

@@ -271,6 +271,12 @@ int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys,
               const double *priorities, uint32_t *applied);
 /* Delete by key; *deleted counts. */
 int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uint32_t *deleted);
+/* Other data for an item: `ref` is a trajectory that the session holds (not a block), of structure
+ * `schema`. The item keeps all else, its place in every order included; *found says whether it is
+ * there. SR_OK; SR_INVALID: the item has another structure (*item_schema), nothing changed. Crash:
+ * the old data or the new. */
+int sr_replace(sr_ses *ses, uint32_t table, uint64_t key, uint64_t ref, uint32_t schema,
+               uint32_t *found, uint32_t *item_schema);
 /* Remove everything and zero the counters; blocked inserts proceed. Holds all the table's locks.
  * SR_WOULD_BLOCK, of a table with events: no room for one. */
 int sr_reset(sr_ses *ses, uint32_t table);

@@ -202,6 +202,20 @@ int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot) {
     return drop(st, ref);
 }
 
+int sr_stripe_replace(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, uint64_t ref) {
+    sr_slot *p = sr_slot_at(st, s, slot);
+    SR_ASSERT(SR_REF_KIND(ref) == SR_KIND_TRAJ);
+    uint64_t old = atomic_load_explicit(&p->ref, memory_order_relaxed);
+    sr_ref_retain(st, ref);
+    sr_episodes_enter(st, t, s->table, ref, 0, 0);
+    /* SYNC POINT: this one store changes the item, since of a trajectory row_start and row_count
+     * are not read. A crash before it leaves the old data and after it the new, with counts of both
+     * that are off and a lock whose owner died. */
+    atomic_store_explicit(&p->ref, ref, memory_order_release);
+    sr_episodes_leave(st, t, s->table, old, p->row_start, p->row_count, 1);
+    return drop(st, old);
+}
+
 int sr_stripe_clear(sr_store *st, sr_table *t, sr_stripe *s) {
     int result = SR_OK;
     for (uint32_t i = 0; i < s->n_indexes; i++) sr_index_clear(st, &s->index[i]);

@@ -29,6 +29,8 @@ void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, c
                        uint64_t now_ns, uint64_t *key);
 /* Take the item out and drop its references. Frees what nobody else refers to (arena locks). */
 int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot);
+/* Refer to another trajectory, and drop the old references. */
+int sr_stripe_replace(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, uint64_t ref);
 /* Remove everything, without counting deleted episodes. */
 int sr_stripe_clear(sr_store *st, sr_table *t, sr_stripe *s);
 /* Do its slots lie in memory that it says to have? Else nothing in it can be read. */

@@ -2,6 +2,7 @@
  * on, with every item that was there, and nothing leaked. */
 #include "table_fixture.h"
 
+#include "steps.h"
 #include "stripe.h"
 
 #include <signal.h>
@@ -126,6 +127,89 @@ static void test_poison(void) {
     store_drop(&st);
 }
 
+/* ---------------------------------------------------------------- other data for an item */
+
+/* Rows r and after of a block as a trajectory, held. */
+static held traj_make(sr_ses *ses, held block, uint32_t r, uint32_t count) {
+    sr_run runs[N_COLS];
+    uint32_t first[N_COLS + 1], flags[N_COLS] = {0};
+    for (uint32_t c = 0; c <= N_COLS; c++) first[c] = c;
+    for (uint32_t c = 0; c < N_COLS; c++) {
+        runs[c] = (sr_run){.block = block.off, .col = c, .start = r, .count = count, .stride = 1};
+        if (count == 1) flags[c] = SR_COL_SQUEEZED;
+    }
+    held t;
+    CHECK(sr_traj_new(ses, N_COLS, first, flags, runs, &t.off, &t.position) == SR_OK);
+    return t;
+}
+
+/* The steps of sr_stripe_replace up to the place of death: 0 the new data are counted, 1 and
+ * published, 2 and the old ones are out of the episodes, 3 and dropped. */
+static void die_replacing(sr_store *st, sr_ses *ses, held b, int place) {
+    held t = traj_make(ses, b, 0, 1);
+    sr_table *table = sr_table_at(st, 0);
+    sr_stripe *s = sr_stripe_at(st, table, 0);
+    if (sr_lock(st, &s->lock) != SR_OK) _exit(3);
+    sr_slot *p = sr_slot_at(st, s, 0);
+    uint64_t ref = SR_REF(t.off, SR_KIND_TRAJ), old = p->ref;
+    sr_ref_retain(st, ref);
+    if (place >= 0) sr_episodes_enter(st, table, 0, ref, 0, 0);
+    if (place >= 1) atomic_store(&p->ref, ref);
+    if (place >= 2) sr_episodes_leave(st, table, 0, old, p->row_start, p->row_count, 1);
+    if (place >= 3 && sr_ref_drop(st, old) != SR_OK) _exit(3);
+    kill(getpid(), SIGKILL);
+}
+
+static void test_replacing(void) {
+    for (int place = -1; place <= 3; place++) {
+        sr_table_config cfg = table_config(SR_SEL_FIFO, SR_SEL_FIFO, 100, 1);
+        sr_store st = store_make(CAPACITY, 2, 1, &cfg);
+        sr_ses ses = session_make(&st);
+        held e = episode_make(&ses, 1), b = block_make(&ses, 0, 2, e);
+        sr_item item = row_item(b, 1, 4.0);
+        uint64_t key;
+        uint32_t done, seq, found, schema = 0;
+        CHECK(sr_insert(&ses, 0, 1, &item, &key, &done, &seq) == SR_OK);
+        let_go(&ses, b);
+        let_go(&ses, e);
+        CHECK(sr_participant_set(&st, DEAD, 1, 1, 1, "dies") == SR_OK);
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            sr_ses mine;
+            if (sr_session_open(&st, DEAD, SR_SESSION_WRITER, &mine) != SR_OK) _exit(3);
+            held other = episode_make(&mine, 2);
+            die_replacing(&st, &mine, block_make(&mine, 70, 1, other), place);
+        }
+        wait_for(pid);
+        CHECK(sr_participant_reclaim(&st, DEAD) == 1);
+        check_store(&st);
+        CHECK(atomic_load(&st.hdr->repairs) == 1 && info_of(&st, 0).num_episodes == 1);
+        sr_sampled out;
+        CHECK(sr_sample(&ses, 0, 1, &out, &done, &seq) == SR_OK && out.key == key);
+        CHECK(item_check(&st, &out) == (place >= 1 ? 70 : 1) && out.priority == 4.0);
+        CHECK(sr_release(&ses, 1, &out.position) == SR_OK);
+        /* And once more, to the end; then not with another structure. */
+        e = episode_make(&ses, 3);
+        b = block_make(&ses, 30, 3, e);
+        held t = traj_make(&ses, b, 1, 2);
+        uint64_t ref = SR_REF(t.off, SR_KIND_TRAJ);
+        CHECK(sr_replace(&ses, 0, key, ref, 0, &found, &schema) == SR_OK && found == 1);
+        CHECK(sr_replace(&ses, 0, key, ref, 9, &found, &schema) == SR_INVALID && schema == 0);
+        CHECK(sr_replace(&ses, 0, key + 1, ref, 0, &found, &schema) == SR_OK && found == 0);
+        let_go(&ses, t);
+        let_go(&ses, b);
+        let_go(&ses, e);
+        check_store(&st);
+        CHECK(n_objects(&st) == 3); /* trajectory, block, episode */
+        CHECK(sr_sample(&ses, 0, 1, &out, &done, &seq) == SR_OK && item_check(&st, &out) == 31);
+        CHECK(sr_release(&ses, 1, &out.position) == SR_OK);
+        CHECK(sr_delete(&ses, 0, 1, &key, &done) == SR_OK && n_objects(&st) == 0);
+        CHECK(sr_session_close(&ses) == SR_OK);
+        store_drop(&st);
+    }
+}
+
 /* ---------------------------------------------------------------- killed at random */
 
 /* Everything an actor does, until it is killed. */
@@ -151,6 +235,13 @@ static void act(sr_store *st, uint64_t seed) {
         CHECK(sr_update(&ses, table, 1, &keys[1], &priority, &applied) == SR_OK);
         CHECK(sr_release(&ses, done, positions) == SR_OK);
         if (row % 3 == 0) CHECK(sr_delete(&ses, table, 2, keys, &applied) == SR_OK);
+        if (row % 2 == 0) {
+            held t = traj_make(&ses, b, 2, 1);
+            uint32_t found, schema;
+            CHECK(sr_replace(&ses, table, keys[0], SR_REF(t.off, SR_KIND_TRAJ), 0, &found,
+                             &schema) == SR_OK);
+            let_go(&ses, t);
+        }
         if (row % 7 == 0) {
             sr_table_change change = {.what = SR_SET_MAX_SIZE | SR_SET_MAX_TIMES_SAMPLED,
                                       .max_times_sampled = (int32_t)(row % 4),
@@ -218,6 +309,7 @@ static void test_random_kills(void) {
 int main(void) {
     test_each_lock();
     test_poison();
+    test_replacing();
     test_random_kills();
     printf("test_repair: ok\n");
     return 0;

@@ -1,4 +1,6 @@
-"""What is done to a table in use: other bounds, another limiter; listing, fetching by key."""
+"""What is done to a table in use: other bounds, another limiter; listing,
+fetching by key, other data for an item.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,11 @@ def table(name: str = "t", **options: Any) -> reverb.Table:
 
 def rows(n: int, start: int = 0) -> dict[str, Any]:
     return {"x": np.arange(start, start + n)}
+
+
+def created(key: int | None) -> int:
+    assert key is not None, "held back"
+    return key
 
 
 def there(client: Client, name: str, keys: Any) -> list[bool]:
@@ -308,9 +315,8 @@ def test_fetch_gives_items_of_any_structure_and_length(make_server: Maker) -> No
         keys: list[int] = []
         for t in range(3):
             writer.append({"a": np.float32(t), "n": {"v": np.full(2, t)}})
-            made = writer.create_item("t", 1.0, {"all": writer.history["n"]["v"][:]})
-            assert made is not None
-            keys.append(made)
+            trajectory = {"all": writer.history["n"]["v"][:]}
+            keys.append(created(writer.create_item("t", 1.0, trajectory)))
         [key] = client.insert_batch("t", rows(1))
         got = client.fetch("t", [keys[2], key, keys[0]])
         assert got[0].data["all"].tolist() == [[0, 0], [1, 1], [2, 2]]
@@ -323,3 +329,128 @@ def test_fetch_gives_items_of_any_structure_and_length(make_server: Maker) -> No
             with pytest.raises((errors.ArgumentTypeError, errors.InvalidArgumentError)):
                 client.fetch("t", bad)
         writer.close()
+
+
+# ------------------------------------------------------------------ other data for an item
+
+
+def three_steps(client: Client) -> reverb.TrajectoryWriter:
+    writer = client.trajectory_writer(3)
+    for t in range(3):
+        writer.append({"x": np.int64(t), "y": np.full(2, t, np.float32)})
+    return writer
+
+
+@pytest.mark.parametrize("selector", ["Fifo", "Lifo", "MinHeap", "Uniform"])
+def test_replaced_data_in_the_same_place(make_server: Maker, selector: str) -> None:
+    server = make_server([table(sampler=getattr(reverb.selectors, selector)())])
+    with Client(server.address) as client:
+        writer = three_steps(client)
+        x, y = writer.history["x"], writer.history["y"]
+        keys = [created(writer.create_item("t", 2.0, {"x": x[i:], "y": y[i:]})) for i in range(3)]
+        before = client.items("t")
+        with client.borrow("t", 9) as old:
+            views = {item.info.key: item.data["x"] for item in old}
+            shown = {key: view.copy() for key, view in views.items()}
+            for key in keys:
+                assert writer.replace_item("t", key, {"x": x[1:2], "y": y[1:2]})
+            for key, view in views.items():
+                assert view.tolist() == shown[key].tolist()
+        after = client.items("t")
+        assert after.key.tolist() == before.key.tolist() == keys
+        assert (after.priority == 2.0).all() and (after.inserted == before.inserted).all()
+        assert int(after.times_sampled.sum()) == 9
+        batch = client.sample_batch("t", 20)
+        assert (batch.data["x"] == 1).all() and (batch.data["y"] == 1).all()
+        top = {"Fifo": keys[:1], "Lifo": keys[2:], "MinHeap": keys[:1], "Uniform": keys}[selector]
+        assert set(batch.info.key.tolist()) <= set(top)
+        client.check()
+        writer.close()
+
+
+def test_replacing_what_is_gone_or_was_made_in_another_way(make_server: Maker) -> None:
+    server = make_server([table(), table("u")])
+    with Client(server.address) as client:
+        writer = three_steps(client)
+        x, y = writer.history["x"], writer.history["y"]
+        key = created(writer.create_item("t", 1.0, {"x": x[:], "y": y[:]}))
+        for other in ({"x": x[:]}, {"x": y[:], "y": x[:]}, {"x": x[0], "y": y[0]}, [x[:], y[:]]):
+            with pytest.raises(errors.SignatureError, match=r"another structure.*\[5,\[\],false\]"):
+                writer.replace_item("t", key, other)
+        for bad in (-1, 2**64, 1.5, "1", None, True):
+            with pytest.raises(errors.ArgumentTypeError, match="key"):
+                writer.replace_item("t", bad, {"x": x[:], "y": y[:]})  # type: ignore[arg-type]
+        with pytest.raises(errors.TableNotFoundError):
+            writer.replace_item("v", key, {"x": x[:], "y": y[:]})
+        with pytest.raises(errors.InvalidArgumentError, match="empty"):
+            writer.replace_item("t", key, {"x": x[0:0], "y": y[0:0]})
+        assert client.sample_batch("t", 1).data["x"].tolist() == [[0, 1, 2]]
+        assert writer.replace_item("u", key, {"x": x[:1], "y": y[:1]}) is False
+        client.mutate_priorities("t", deletes=[key])
+        assert writer.replace_item("t", key, {"x": x[:1], "y": y[:1]}) is False
+        client.check()
+        writer.close()
+
+
+def test_replaced_items_of_a_batch_and_of_another_writer(make_server: Maker) -> None:
+    signature = {"x": reverb.TensorSpec((), np.int64), "y": reverb.TensorSpec((2,), np.float32)}
+    server = make_server([table(signature=signature), table("u")])
+    with Client(server.address) as client:
+        data = {"x": np.arange(4) + 10, "y": np.zeros((4, 2), np.float32)}
+        keys = client.insert_batch("t", data)
+        writer, other = three_steps(client), three_steps(client)
+        x, y = writer.history["x"], writer.history["y"]
+        with pytest.raises(errors.SignatureError, match="table signature"):
+            writer.replace_item("t", int(keys[0]), {"x": x[:], "y": y[:]})
+        # Whole rows of one block, squeezed; and columns that come from two writers.
+        assert writer.replace_item("t", keys[1], {"x": x[2], "y": y[2]})
+        assert writer.replace_item("t", keys[2], {"x": x[1], "y": other.history["y"][-3]})
+        other.close()
+        got = client.fetch("t", keys)
+        assert [int(item.data["x"]) for item in got] == [10, 2, 1, 13]
+        assert [float(item.data["y"][0]) for item in got] == [0, 2, 0, 0]
+        info = client.server_info()["t"]
+        assert (info.num_episodes, info.current_size) == (3, 4)
+        # Strided, reordered, of another length.
+        key = created(writer.create_item("u", 1.0, {"x": x[-1:]}))
+        for index, want in ((slice(None, None, 2), [0, 2]), ([2, 0, 0], [2, 0, 0])):
+            assert writer.replace_item("u", key, {"x": x[index]})
+            assert client.fetch("u", [key])[0].data["x"].tolist() == want
+        assert client.server_info()["u"].num_deleted_episodes == 0
+        writer.close()
+        client.reset("t")
+        client.reset("u")
+        client.check()
+
+
+def test_no_sample_sees_a_part_of_each(make_server: Maker) -> None:
+    server = make_server([table()])
+    with Client(server.address) as client:
+        writer = client.trajectory_writer(2)
+        writer.append({"a": np.zeros(64), "b": np.zeros(64)})
+        last = {name: column[-1:] for name, column in writer.history.items()}
+        key = created(writer.create_item("t", 1.0, last))
+        stop = threading.Event()
+
+        def write() -> None:
+            for n in range(1, 2000):
+                writer.append({"a": np.full(64, n, np.float64), "b": np.full(64, n, np.float64)})
+                new = {name: column[-1:] for name, column in writer.history.items()}
+                assert writer.replace_item("t", key, new)
+            stop.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        seen = 0.0
+        while not stop.is_set():
+            batch = client.sample_batch("t", 8)
+            for a, b in zip(batch.data["a"], batch.data["b"], strict=True):
+                assert (a == a[0, 0]).all() and (b == a[0, 0]).all()
+            assert batch.data["a"].min() >= seen
+            seen = batch.data["a"].max()
+        thread.join(PATIENCE)
+        assert client.sample_batch("t", 1).data["a"].max() == 1999
+        writer.close()
+        client.reset("t")
+        client.check()
+        assert server.stats()["arena_allocations"] < 40
