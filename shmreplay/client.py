@@ -160,14 +160,14 @@ class Client:
     # ------------------------------------------------------------------ inserting
 
     def insert(
-        self, data: Any, priorities: Mapping[str, float], timeout: float | None = None
+        self, data: Any, priorities: Mapping[str, float | None], timeout: float | None = None
     ) -> None:
         """Inserts one step as an item into each of some tables. The step is stored once.
 
         Args:
             data: Nested structure of arrays and scalars. The item's columns get a leading time
                 dimension of 1.
-            priorities: Table name -> priority.
+            priorities: Table name -> priority; None: the largest that the table has seen.
             timeout: Seconds to wait for the rate limiters; None: for ever.
 
         Raises:
@@ -237,6 +237,8 @@ class Client:
 
     def _checked_priority(self, connection: Connection, table: str, priority: Any) -> float:
         number = connection.number(table)
+        if priority is None:
+            return math.nan  # which the core takes for the largest seen
         if np.ndim(priority) > 0:
             raise errors.ArgumentTypeError(
                 f"the priority for table {table!r} must be one number, got {priority!r:.80}"
@@ -258,7 +260,7 @@ class Client:
         self,
         table: str,
         data: Any,
-        priorities: float | npt.ArrayLike = 1.0,
+        priorities: float | npt.ArrayLike | None = 1.0,
         timeout: float | None = None,
     ) -> npt.NDArray[np.uint64]:
         """Inserts N items at once: row i of every array is item i, without a time dimension.
@@ -269,7 +271,7 @@ class Client:
         Args:
             table: Name of the table.
             data: Nested structure of arrays [N, ...].
-            priorities: One for all, or [N].
+            priorities: One for all, or [N]; None: the largest that the table has seen.
             timeout: Seconds to wait for the rate limiter; None: for ever.
 
         Returns:
@@ -284,8 +286,11 @@ class Client:
         connection, seconds = self._reach(timeout)
         number = connection.number(table)
         columns, n = _batch_columns(data)
-        prio = _batch_priorities(priorities, n)
-        self._check_priorities(connection, table, number, prio)
+        if priorities is None:
+            prio = np.full(n, math.nan)  # which the core takes for the largest seen
+        else:
+            prio = _batch_priorities(priorities, n)
+            self._check_priorities(connection, table, number, prio)
         leaves = [(DTYPE_CODES[c.dtype], c.shape[1:], True) for c in columns]
         connection.check_signature(number, leaves)
         schema = connection.intern(data, leaves)
@@ -806,6 +811,18 @@ class Client:
             ArgumentTypeError: Keys are not integers.
         """
         return live_table.fetch(self._connected(), table, checked_keys(keys))
+
+    def max_priority(self, table: str) -> float:
+        """The largest priority of any insert or update since the table was made or reset.
+
+        The item that had it may be gone. 1.0 where there was none yet. New items get it with
+        `priority=None`, so that they are sampled soon.
+
+        Raises:
+            TableNotFoundError: There is no such table.
+        """
+        connection = self._connected()
+        return float(connection.native.table_info(connection.number(table))["max_priority"])
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Settings and counters of every table.

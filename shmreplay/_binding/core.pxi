@@ -160,7 +160,7 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint64_t events_dropped
         int32_t max_times_sampled
         int64_t max_size, max_size_limit, min_size_to_sample
-        double samples_per_insert, min_diff, max_diff
+        double samples_per_insert, min_diff, max_diff, max_priority
     int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out)
     int sr_table_consumes(const sr_store *st, uint32_t table)
     int sr_can_sample(sr_store *st, uint32_t table, int64_t n)

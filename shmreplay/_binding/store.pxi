@@ -334,7 +334,7 @@ cdef class Store:
             "max_size": i.max_size, "max_size_limit": i.max_size_limit,
             "max_times_sampled": i.max_times_sampled, "samples_per_insert": i.samples_per_insert,
             "min_size_to_sample": i.min_size_to_sample, "min_diff": i.min_diff,
-            "max_diff": i.max_diff,}
+            "max_diff": i.max_diff, "max_priority": i.max_priority,}
 
     def list_some(self, uint32_t table, uint64_t cursor, out):
         """Look through as many slots as out (one-dimensional, of ITEM_DTYPE) has room for.

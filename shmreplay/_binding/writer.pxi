@@ -1079,7 +1079,8 @@ cdef class WriterCore:
 
         Args:
             table: Name of the table.
-            priority: Its priority; see Table for what a table takes.
+            priority: Its priority; see Table for what a table takes. None: the largest that the
+                table has seen, see Client.max_priority, at the moment when the item gets in.
             trajectory: Nested structure of `TrajectoryColumn` (slices of `history`).
 
         Returns:
@@ -1195,6 +1196,8 @@ cdef class WriterCore:
 
     cdef double checked_priority(self, uint32_t t, str table, object priority) except? -1.0:
         cdef double p
+        if priority is None:
+            return NAN  # which the core takes for the largest seen
         try:
             p = priority
         except TypeError:

@@ -57,6 +57,10 @@ static int check_slots(sr_store *st, const sr_table *t, sr_stripe *s, uint64_t *
         if (!ref_ok(st, p->ref)) {
             FAIL(w, "table %s stripe %u slot %u: reference to nothing", t->name, s->number, i);
         }
+        if (!(p->priority <= sr_load_double(&t->max_priority_bits))) {
+            FAIL(w, "table %s stripe %u slot %u: priority %g is above the largest seen", t->name,
+                 s->number, i, p->priority);
+        }
         if (most_times > 0 && p->times_sampled >= (uint32_t)most_times) {
             FAIL(w, "table %s stripe %u slot %u: sampled %u times and still there", t->name,
                  s->number, i, p->times_sampled);

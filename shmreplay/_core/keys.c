@@ -6,6 +6,8 @@
 #include "stripe.h"
 #include "table.h"
 
+#include <math.h>
+
 #define BATCH_MAX 256u
 
 /* Does the key say that it belongs to this stripe of this table? The rest of the check is the
@@ -20,6 +22,7 @@ static void update_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n, c
     double prios[BATCH_MAX];
     uint64_t touches[BATCH_MAX];
     uint32_t found = 0;
+    double most = -INFINITY;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t slot = sr_key_slot(t, keys[i]);
         if (slot < s->slots_used) __builtin_prefetch(sr_slot_at(st, s, slot), 1);
@@ -36,8 +39,10 @@ static void update_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n, c
         prios[found] = p->priority;
         touches[found] = p->touch;
         found++;
+        if (p->priority > most) most = p->priority;
     }
     if (found == 0) return;
+    sr_see_priority(t, most);
     for (uint32_t k = 0; k < s->n_indexes; k++) {
         sr_index_update_many(st, &s->index[k], found, slots, prios, touches);
     }
@@ -185,6 +190,7 @@ void sr_unlock_table(sr_store *st, sr_table *t) {
 /* Everything out and all counters zero, under all locks of the table. Also what sr_repair does
  * where a reset was cut short: a reset that has begun has happened. */
 void sr_reset_counters(sr_table *t) {
+    sr_store_double(&t->max_priority_bits, NAN);
     t->inserts = t->samples = t->deletes = t->pending = t->pending_samples = 0;
     atomic_store_explicit(&t->num_episodes, 0, memory_order_relaxed);
     atomic_store_explicit(&t->num_deleted_episodes, 0, memory_order_relaxed);
@@ -253,6 +259,7 @@ int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
     out->samples_per_insert = t->samples_per_insert;
     out->min_diff = t->min_diff;
     out->max_diff = t->max_diff;
+    out->max_priority = sr_max_priority(t);
     sr_unlock(&t->limiter_lock);
     sr_events_count(st, t, out);
     for (uint32_t k = 0; k < t->n_stripes; k++) {

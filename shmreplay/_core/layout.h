@@ -341,7 +341,11 @@ typedef struct {
     int64_t min_size_to_sample;
     _Atomic uint64_t epoch;
     _Atomic uint32_t insert_free; /* 1: max_diff is infinite, no insert is ever refused */
-    char _pad0[SR_LINE - 44];
+    uint32_t _pad_free;
+    /* Double: the largest priority of an insert or update since the last reset, NaN: of none.
+     * Raised under a stripe's lock. */
+    _Atomic uint64_t max_priority_bits;
+    char _pad0[SR_LINE - 56];
     /* futex: something was inserted, or reset, or closed */
     _Atomic uint32_t sample_seq, sample_waiters;
     char _pad1[SR_LINE - 8];

@@ -15,6 +15,8 @@
 #include "stripe.h"
 #include "table.h"
 
+#include <math.h>
+
 static void poison(sr_table *t, enum sr_poison reason) {
     uint32_t none = SR_SOUND;
     atomic_compare_exchange_strong(&t->poisoned, &none, (uint32_t)reason);
@@ -192,6 +194,8 @@ static void settle_counters(const sr_store *st, sr_table *t, uint32_t table, int
 static int rebuild_table(sr_store *st, uint32_t table) {
     sr_table *t = sr_table_at(st, table);
     int64_t live = 0;
+    double most = sr_max_priority(t);
+    if (!sr_priority_ok(st, table, most)) sr_store_double(&t->max_priority_bits, NAN);
     for (uint32_t k = 0; k < t->n_stripes; k++) {
         uint64_t n_live;
         int rc = sr_stripe_rebuild(st, t, sr_stripe_at(st, t, k), &n_live);

@@ -209,14 +209,14 @@ void sr_copy(void *dst, const void *src, uint64_t n);
 typedef struct {
     uint64_t ref;
     uint32_t row_start, row_count; /* block reference: whole rows, | SR_COL_SQUEEZED */
-    double priority;
+    double priority; /* NaN: the largest that the table has seen */
     uint32_t schema;
 } sr_item;
 
 /* Insert items in order, as many as the limiter allows now. *done says how many are in the
  * table; SR_OK if all, SR_WOULD_BLOCK if the limiter stopped it (with *seq to wait on). keys[i]
  * of the first *done are set. Evicts by the remover after each insert. Slots count references of
- * their own: the ledger entries stay. Priorities were checked by sr_priority_ok.
+ * their own: the ledger entries stay. Priorities were checked by sr_priority_ok, or are NaN.
  * SR_FULL/SR_NOSPACE: the items before *done are in, the others not at all. */
 int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys,
               uint32_t *done, uint32_t *seq);
@@ -309,6 +309,7 @@ typedef struct {
     int32_t max_times_sampled;
     int64_t max_size, max_size_limit, min_size_to_sample;
     double samples_per_insert, min_diff, max_diff;
+    double max_priority; /* of any insert or update since the last reset; 1 where there was none */
 } sr_table_info;
 int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out);
 /* 1 if sampling takes items out of the table. No lock. */

@@ -102,6 +102,7 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
     t->min_diff = cfg->min_diff;
     t->max_diff = cfg->max_diff;
     sr_limiter_derive(t);
+    sr_reset_counters(t);
     t->min_size_to_sample = cfg->min_size_to_sample;
     t->rng = cfg->seed;
     t->sampler_kind = cfg->sampler_kind;

@@ -5,6 +5,7 @@
 #include "index.h"
 #include "lock.h"
 #include "steps.h"
+#include "table.h"
 
 #define TABLE_BITS 6u /* SR_TABLES_MAX */
 /* Items that may be in a table beyond max_size for a moment: inserted and not yet evicted, by
@@ -161,7 +162,7 @@ void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, c
     p->key = next_key(st, t, s, slot, p->key);
     p->row_start = item->row_start;
     p->row_count = item->row_count;
-    p->priority = item->priority;
+    p->priority = item->priority == item->priority ? item->priority : sr_max_priority(t);
     p->seq = atomic_fetch_add_explicit(&t->next_seq, 1, memory_order_relaxed);
     p->touch = s->touch_next++;
     p->inserted_ns = now_ns;
@@ -178,7 +179,19 @@ void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, c
     /* SYNC POINT: the item exists from this store on; everything above is visible to whoever
      * sees it. Before it, a crash leaves a slot that is not live and a lock whose owner died. */
     atomic_store_explicit(&p->ref, item->ref, memory_order_release);
+    sr_see_priority(t, p->priority); /* after it: of items that never came to be nothing is seen */
     if (told) sr_events_commit_staged(st, t);
+}
+
+void sr_raise_max_priority(sr_table *t, double priority) {
+    uint64_t bits, seen = atomic_load_explicit(&t->max_priority_bits, memory_order_relaxed);
+    double most;
+    memcpy(&bits, &priority, sizeof bits);
+    do {
+        memcpy(&most, &seen, sizeof most);
+        if (priority <= most) return;
+    } while (!atomic_compare_exchange_weak_explicit(&t->max_priority_bits, &seen, bits,
+                                                    memory_order_relaxed, memory_order_relaxed));
 }
 
 /* Where a repair is due, what could not be freed is freed by it: the item is out all the same. */

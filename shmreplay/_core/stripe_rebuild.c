@@ -52,6 +52,7 @@ static uint64_t walk_slots(sr_store *st, sr_table *t, sr_stripe *s, place *live)
             }
         }
         if (p->seq >= next_seq) next_seq = p->seq + 1;
+        sr_see_priority(t, p->priority);
         if (p->touch >= s->touch_next) s->touch_next = p->touch + 1;
         live[n++] = (place){.seq = p->seq, .slot = i};
     }

@@ -19,6 +19,18 @@ static inline int sr_remover_keeps_order(const sr_table *t) {
 static inline int sr_remover_draws(const sr_table *t) {
     return t->remover_kind == SR_SEL_UNIFORM || t->remover_kind == SR_SEL_PRIORITIZED;
 }
+/* The largest priority since the last reset; 1 where there was none. */
+static inline double sr_max_priority(const sr_table *t) {
+    double seen = sr_load_double(&t->max_priority_bits);
+    return seen == seen ? seen : 1.0;
+}
+/* This priority is in the table, or was. Under a stripe's lock. */
+void sr_raise_max_priority(sr_table *t, double priority);
+static inline void sr_see_priority(sr_table *t, double priority) {
+    if (SR_UNLIKELY(!(priority <= sr_load_double(&t->max_priority_bits)))) {
+        sr_raise_max_priority(t, priority);
+    }
+}
 /* May change while no lock of the table is held. */
 static inline int32_t sr_max_times_sampled(const sr_table *t) {
     return atomic_load_explicit(&t->max_times_sampled, memory_order_relaxed);

@@ -284,12 +284,22 @@ class TableModel:
     items: dict[int, Item] = field(default_factory=dict)
     num_deleted_episodes: int = 0
     num_unique_samples: int = 0
+    # The largest priority of an insert or update since the last reset.
+    highest: float | None = None
     # Episode -> how many items have a step of it. Absent when that is zero.
     _episode_items: Counter[Hashable] = field(default_factory=Counter)
 
     def refuses(self, priority: float) -> bool:
         """Whether the priority must be answered with a PriorityError, nothing being changed."""
         return self.sampler.refuses(priority) or self.remover.refuses(priority)
+
+    @property
+    def max_priority(self) -> float:
+        """What an item that is inserted without a priority gets."""
+        return 1.0 if self.highest is None else self.highest
+
+    def _see(self, priority: float) -> None:
+        self.highest = priority if self.highest is None else max(self.highest, priority)
 
     def counts(self) -> Counts:
         return Counts(
@@ -348,6 +358,7 @@ class TableModel:
         state.remover.insert(item.key, item.priority)
         state._episode_items.update(item.episodes)
         state.limiter.inserts += 1
+        state._see(item.priority)
         if len(state.items) <= state.max_size:
             return [state]
         victims = state.remover.distribution()
@@ -411,6 +422,7 @@ class TableModel:
         for key, priority in priorities.items():
             if key in self.items:
                 self.items[key].priority = priority
+                self._see(priority)
                 self.sampler.update(key, priority)
                 self.remover.update(key, priority)
                 found += 1
@@ -431,6 +443,7 @@ class TableModel:
         self._episode_items.clear()
         self.num_deleted_episodes = self.num_unique_samples = 0
         self.limiter.reset()
+        self.highest = None
 
     def _delete(self, key: int) -> None:
         for episode in self.items.pop(key).episodes:

@@ -208,6 +208,7 @@ class TableMachine(RuleBasedStateMachine):
             )
             == self.model.counts()
         )
+        assert self.client.max_priority(TABLE) == self.model.max_priority
         for count in (1, 2, 5):
             assert self.table.can_sample(count) == self.model.limiter.can_sample(count)
             assert self.table.can_insert(count) == self.model.limiter.can_insert(count)
@@ -232,6 +233,11 @@ class TableMachine(RuleBasedStateMachine):
 
     def _priorities(self) -> st.SearchStrategy[float]:
         return weights if "prioritized" in self.pair else ranks
+
+    def _given_and_meant(self, data: st.DataObject) -> tuple[float | None, float]:
+        """A priority to insert with, and what it stands for."""
+        given = data.draw(st.none() | self._priorities())
+        return given, self.model.max_priority if given is None else given
 
     def _probe(self, reverse: bool) -> None:
         """Looks for every key there ever was; counts as a touch of those that are there."""
@@ -311,11 +317,11 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.remover.deterministic)
     @rule(data=st.data())
     def insert(self, data: st.DataObject) -> None:
-        priority = data.draw(self._priorities())
+        given, priority = self._given_and_meant(data)
         serial = next(self._serials)
 
         def call() -> None:
-            self.client.insert(step_of(serial), {TABLE: priority}, timeout=0)
+            self.client.insert(step_of(serial), {TABLE: given}, timeout=0)
 
         if not self.model.limiter.can_insert(1):
             self._expect_wait(call)
@@ -335,7 +341,9 @@ class TableMachine(RuleBasedStateMachine):
             "id": np.array(serials, np.int64),
             "x": np.repeat(np.array(serials, np.float32)[:, None], 3, axis=1),
         }
-        argument = priorities[0] if shared else np.array(priorities)
+        argument: Any = priorities[0] if shared else np.array(priorities)
+        if shared and data.draw(st.booleans()):
+            argument, priorities = None, [self.model.max_priority] * len(serials)
 
         def call() -> Any:
             return self.client.insert_batch(TABLE, batch, argument, timeout=0)
@@ -363,11 +371,11 @@ class TableMachine(RuleBasedStateMachine):
         squeeze = squeeze and length == 1 if self.layout == "mixed" else self.layout == "rows"
         if len(self._alive) < length or not self.model.limiter.can_insert(1):
             return
-        priority = data.draw(self._priorities())
+        given, priority = self._given_and_meant(data)
         history = self.writer.history
         index = -1 if squeeze else slice(-length, None)
         trajectory = {"id": history["id"][index], "x": history["x"][index]}
-        key = self.writer.create_item(TABLE, priority, trajectory)
+        key = self.writer.create_item(TABLE, given, trajectory)
         assert key is not None
         steps = self._alive[-length:]
         payload = (not squeeze, tuple(serial for serial, _ in steps))

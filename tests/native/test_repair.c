@@ -38,6 +38,7 @@ static void scribble(sr_store *st, sr_mutex *held) {
         s->index[0].count += 3;
         s->index[0].head = 9;
         t->num_episodes = 99;
+        sr_store_double(&t->max_priority_bits, 0.5);
         sr_slot *slot = sr_slot_at(st, s, 0);
         sr_block *b = sr_ptr(st, SR_REF_OFF(slot->ref));
         b->refs += 5;
@@ -77,6 +78,7 @@ static void test_each_lock(void) {
         CHECK(atomic_load(&st.hdr->committed_bytes) == committed);
         sr_table_info info = info_of(&st, 0);
         CHECK(info.size == 5 && info.inserts == 5 && info.deletes == 0 && info.num_episodes == 1);
+        CHECK(info.max_priority == 5.0);
         for (uint32_t r = 0; r < 5; r++) CHECK(sr_contains(&ses, 0, keys[r]) == 1);
         CHECK(sr_schema_intern(&st, "{}", 2, &id) == SR_OK);
         sr_sampled out;

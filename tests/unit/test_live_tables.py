@@ -1,5 +1,5 @@
 """What is done to a table in use: other bounds, another limiter; listing,
-fetching by key, other data for an item.
+fetching by key, other data for an item, and the largest priority.
 """
 
 from __future__ import annotations
@@ -454,3 +454,56 @@ def test_no_sample_sees_a_part_of_each(make_server: Maker) -> None:
         client.reset("t")
         client.check()
         assert server.stats()["arena_allocations"] < 40
+
+
+# ------------------------------------------------------------------ the largest priority
+
+
+def test_without_a_priority_an_item_gets_the_largest_seen(make_server: Maker) -> None:
+    server = make_server(
+        [table(sampler=reverb.selectors.Prioritized(1.0), stripes=2, max_size=4), table("u")]
+    )
+    with Client(server.address) as client, Client(server.address) as other:
+        assert client.max_priority("t") == 1.0
+        writer = three_steps(client)
+        step = {"x": writer.history["x"][-1]}
+        keys = client.insert_batch("t", rows(2), 0.25)
+        assert client.max_priority("t") == 0.25
+        other.update_priorities("t", [*keys, 7], [0.5, 0.375, 9.0])  # 7: nobody's key
+        assert client.max_priority("t") == 0.5
+        made = created(writer.create_item("t", None, step))
+        client.insert({"x": np.int64(1)}, {"t": None, "u": None})
+        assert client.items("t").priority.tolist() == [0.5, 0.375, 0.5, 0.5]
+        assert client.items("u").priority.tolist() == [1.0]
+        client.mutate_priorities("t", {made: 8.0}, keys.tolist())
+        assert client.max_priority("t") == 8.0
+        client.mutate_priorities("t", deletes=[made])
+        client.insert_batch("t", rows(1), [0.125])
+        assert other.insert_batch("t", rows(9), None).shape == (9,)
+        assert client.items("t").priority.tolist() == [8.0] * 4
+        client.reset("t")
+        assert client.max_priority("t") == 1.0
+        client.insert_batch("t", rows(1), 0.0)
+        assert client.max_priority("t") == 0.0
+        with pytest.raises(errors.PriorityError, match="NaN"):
+            client.insert_batch("t", rows(1), [np.nan])
+        with pytest.raises(errors.TableNotFoundError):
+            client.max_priority("v")
+        client.check()
+        writer.close()
+
+
+def test_an_item_that_is_held_back_gets_the_largest_priority_of_its_moment(
+    make_server: Maker,
+) -> None:
+    server = make_server([reverb.Table.queue("q", 1)])
+    with Client(server.address) as client:
+        writer = three_steps(client)
+        step = {"x": writer.history["x"][-1]}
+        first = created(writer.create_item("q", -2.0, step))
+        assert writer.create_item("q", None, step) is None
+        client.update_priorities("q", [first], [-1.5])
+        client.sample_batch("q", 1)
+        writer.flush(timeout_ms=int(PATIENCE * 1000))
+        assert client.items("q").priority.tolist() == [-1.5]
+        writer.close()
