@@ -199,11 +199,13 @@ cdef class Session:
             batch = make_batch(self, table, n)
             with nogil:
                 rc = sr_pin(&self.ses, table, n, <uint64_t *>k.buf, batch.items, &batch.n)
+            if batch.n == 0 and self.store.swept(rc):
+                rc = sr_pin(&self.ses, table, n, <uint64_t *>k.buf, batch.items, &batch.n)
         finally:
             PyBuffer_Release(&k)
         if rc != SR_OK:
             batch.drop()
-            raise_status(rc, "fetching items")
+            raise_status(rc, "fetching items", self.store)
         return batch
 
     def configure(self, uint32_t table, max_size, max_times_sampled, limiter):

@@ -1167,6 +1167,7 @@ cdef class WriterCore:
         cdef uint64_t off = 0
         cdef Py_ssize_t total = 0
         cdef int rc
+        cdef sr_ses *ses = &self.session.ses
         for i in range(n):
             total += (<TrajectoryColumn>leaves[i]).n
         cdef sr_run *runs = <sr_run *>malloc(<size_t>total * sizeof(sr_run))
@@ -1180,18 +1181,20 @@ cdef class WriterCore:
             first_run[n] = n_runs
             check_runs(n_runs)
             with nogil:
-                rc = sr_traj_new(&self.session.ses, n, first_run, flags, runs, &off, &position)
+                rc = sr_traj_new(ses, n, first_run, flags, runs, &off, &position)
+            if self.session.store.swept(rc):
+                rc = sr_traj_new(ses, n, first_run, flags, runs, &off, &position)
+            with nogil:
                 if rc == SR_OK:
                     rc = sr_replace(
-                        &self.session.ses, t, key, SR_REF(off, SR_KIND_TRAJ), schema, &found,
-                        &other)
-                    sr_release(&self.session.ses, 1, &position)
+                        ses, t, key, SR_REF(off, SR_KIND_TRAJ), schema, &found, &other)
+                    sr_release(ses, 1, &position)
         finally:
             free(runs)
         if rc == SR_INVALID and found:
             return other
         if rc != SR_OK:
-            raise_status(rc, "replace_item")
+            raise_status(rc, "replace_item", self.session.store)
         return bool(found)
 
     cdef double checked_priority(self, uint32_t t, str table, object priority) except? -1.0:

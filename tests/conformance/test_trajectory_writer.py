@@ -378,7 +378,7 @@ def test_text_as_priority_is_refused(make_client: MakeClient) -> None:
     _, client = make_client([fifo_table()])
     writer = client.trajectory_writer(num_keep_alive_refs=2)
     writer.append({"a": 1})
-    priorities: list[Any] = ["high", None]
+    priorities: list[Any] = ["high", b"1"]
     for priority in priorities:
         with pytest.raises(TypeError):
             writer.create_item(TABLE, priority, last(writer))
