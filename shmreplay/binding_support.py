@@ -21,6 +21,7 @@ SELECTOR_CODES: Final = {
     "prioritized": 4,
     "min_heap": 5,
     "max_heap": 6,
+    "epoch": 7,
 }
 """Selector kinds as the core numbers them (enum sr_selector)."""
 

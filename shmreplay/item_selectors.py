@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shmreplay.selectors import (
+    Epoch,
     Fifo,
     Heap,
     Lifo,
@@ -13,4 +14,14 @@ from shmreplay.selectors import (
     Uniform,
 )
 
-__all__ = ["Fifo", "Heap", "Lifo", "MaxHeap", "MinHeap", "Prioritized", "Selector", "Uniform"]
+__all__ = [
+    "Epoch",
+    "Fifo",
+    "Heap",
+    "Lifo",
+    "MaxHeap",
+    "MinHeap",
+    "Prioritized",
+    "Selector",
+    "Uniform",
+]

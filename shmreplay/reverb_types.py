@@ -49,7 +49,7 @@ class HeapOptions:
     """True for the lowest priority first, False for the highest."""
 
 
-_DISTRIBUTIONS = ("fifo", "lifo", "uniform", "prioritized", "heap")
+_DISTRIBUTIONS = ("fifo", "lifo", "uniform", "prioritized", "heap", "epoch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +76,11 @@ class KeyDistributionOptions:
     def uniform(self) -> bool:
         """Whether all items are equally likely."""
         return self.kind == "uniform"
+
+    @property
+    def epoch(self) -> bool:
+        """Whether every item is selected once before any is selected again."""
+        return self.kind == "epoch"
 
     @property
     def prioritized(self) -> PrioritizedOptions:

@@ -16,6 +16,7 @@ from shmreplay.errors import InvalidArgumentError
 
 __all__ = [
     "KINDS",
+    "Epoch",
     "Fifo",
     "Heap",
     "Lifo",
@@ -27,7 +28,7 @@ __all__ = [
     "from_kind",
 ]
 
-KINDS = ("fifo", "lifo", "uniform", "prioritized", "min_heap", "max_heap")
+KINDS = ("fifo", "lifo", "uniform", "prioritized", "min_heap", "max_heap", "epoch")
 """Every value of ``Selector.kind``."""
 
 
@@ -72,6 +73,19 @@ class Lifo(Selector):
 
 class Uniform(Selector):
     """Selects any item with probability 1 / size."""
+
+    is_deterministic: ClassVar[bool] = False
+
+
+class Epoch(Selector):
+    """Selects every item once, in random order, before it selects any again: without replacement.
+
+    For samplers only. An item that comes in joins the pass that is under way; a pass ends when the
+    next draw finds nothing left of it. The probability is 1 / items left in the pass. A draw counts
+    for the table, not for each client: several clients share a pass. What a client drew and could
+    not deliver, it delivers first next time. Where a process dies inside the table, a new pass
+    begins.
+    """
 
     is_deterministic: ClassVar[bool] = False
 
@@ -163,6 +177,8 @@ def from_kind(kind: str, priority_exponent: float = 0.0) -> Selector:
             return MinHeap()
         case "max_heap":
             return MaxHeap()
+        case "epoch":
+            return Epoch()
     raise InvalidArgumentError(
         f"Got the selector kind {kind!r}; expected one of {', '.join(KINDS)}."
     )

@@ -44,7 +44,7 @@ __all__ = [
 
 # Selectors that need one order over all items of the table, and so a single stripe. A fifo remover
 # is not among them: the oldest of the stripes' oldest items is found by insertion number.
-_ORDERED_SAMPLERS = frozenset({"fifo", "lifo", "min_heap", "max_heap"})
+_ORDERED_SAMPLERS = frozenset({"fifo", "lifo", "min_heap", "max_heap", "epoch"})
 _ORDERED_REMOVERS = frozenset({"lifo", "min_heap", "max_heap"})
 
 
@@ -107,6 +107,11 @@ class TableConfig:
         _check_seed(self.seed)
         selectors.from_kind(self.sampler_kind, self.sampler_exponent)
         selectors.from_kind(self.remover_kind, self.remover_exponent)
+        if self.remover_kind == "epoch":
+            raise InvalidArgumentError(
+                f"Got an epoch remover for table {self.name!r}; expected another selector: an item"
+                " is removed once, so passes mean nothing there. Use Uniform()."
+            )
         self._check_stripes()
         _check_events(self.events, self.stripes)
 

@@ -59,7 +59,7 @@ CORE_LAYERS = [
     {"arena.h", "table.h"},
     {"arena_chunks.h", "arena.c", "arena_check.c", "arena_rebuild.c", "commit.c"},
     {"schema.c", "index.h"},
-    {"index_fifo", "index_heap", "index_sumtree", "index_uniform", "index.c"},
+    {"index_epoch", "index_fifo", "index_heap", "index_sumtree", "index_uniform", "index.c"},
     {"ledger", "steps", "refs.c", "gather.c"},
     {"events", "stripe", "stripe_rebuild.c", "limiter", "reach"},
     {"evict", "lock_all"},

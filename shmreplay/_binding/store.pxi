@@ -361,7 +361,7 @@ cdef class Store:
         return None if cursor == SR_LIST_END else cursor, got
 
     def consumes(self, uint32_t table):
-        """Does sampling take items out of the table?"""
+        """Is what is drawn not drawn again: out of the table, or through a pass?"""
         self.usable()
         return bool(sr_table_consumes(&self.st, table))
 

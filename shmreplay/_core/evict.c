@@ -109,7 +109,7 @@ int sr_evict_locked(sr_store *st, sr_table *t, uint64_t want) {
         uint32_t number = choose(st, t, &rng, &others);
         if (number == SR_NONE) break;
         sr_stripe *s = sr_stripe_at(st, t, number);
-        const sr_index *remover = &s->index[s->remover];
+        sr_index *remover = &s->index[s->remover];
         if (remover->count == 0) break;
         uint32_t slot;
         double prob;

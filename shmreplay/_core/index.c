@@ -1,5 +1,6 @@
 #include "index.h"
 
+#include "index_epoch.h"
 #include "index_fifo.h"
 #include "index_heap.h"
 #include "index_sumtree.h"
@@ -20,7 +21,8 @@ static void unknown_kind(uint32_t kind) {
 static uint64_t array_bytes(uint32_t kind, uint32_t k, uint64_t slots) {
     switch (structure(kind)) {
     case SR_SEL_FIFO: return sr_list_array_bytes(k, slots);
-    case SR_SEL_UNIFORM: return sr_uniform_array_bytes(k, slots);
+    case SR_SEL_UNIFORM:
+    case SR_SEL_EPOCH: return sr_uniform_array_bytes(k, slots);
     case SR_SEL_PRIORITIZED: return sr_tree_array_bytes(k, slots);
     case SR_SEL_MIN_HEAP:
     case SR_SEL_MAX_HEAP: return sr_heap_array_bytes(k, slots);
@@ -43,6 +45,7 @@ void sr_index_init(sr_index *ix, enum sr_selector kind, double exponent, uint64_
     ix->kind = structure(kind);
     ix->exponent = exponent;
     ix->head = ix->tail = SR_NONE;
+    if (kind == SR_SEL_EPOCH) sr_epoch_clear(ix);
     for (uint32_t k = 0; k < SR_TREE_LEVELS; k++) {
         uint64_t bytes = sr_align(array_bytes(kind, k, slots_max), SR_PAGE);
         if (bytes == 0) continue;
@@ -75,6 +78,7 @@ void sr_index_insert(sr_store *st, sr_index *ix, uint32_t slot, double prio, uin
     switch (ix->kind) {
     case SR_SEL_FIFO: sr_list_insert(st, ix, slot); break;
     case SR_SEL_UNIFORM: sr_uniform_insert(st, ix, slot); break;
+    case SR_SEL_EPOCH: sr_epoch_insert(st, ix, slot); break;
     case SR_SEL_PRIORITIZED: sr_tree_insert(st, ix, slot, prio); break;
     case SR_SEL_MIN_HEAP:
     case SR_SEL_MAX_HEAP: sr_heap_insert(st, ix, slot, prio, touch); break;
@@ -87,6 +91,7 @@ void sr_index_remove(sr_store *st, sr_index *ix, uint32_t slot) {
     switch (ix->kind) {
     case SR_SEL_FIFO: sr_list_remove(st, ix, slot); break;
     case SR_SEL_UNIFORM: sr_uniform_remove(st, ix, slot); break;
+    case SR_SEL_EPOCH: sr_epoch_remove(st, ix, slot); break;
     case SR_SEL_PRIORITIZED: sr_tree_remove(st, ix, slot); break;
     case SR_SEL_MIN_HEAP:
     case SR_SEL_MAX_HEAP: sr_heap_remove(st, ix, slot); break;
@@ -102,7 +107,8 @@ void sr_index_update_many(sr_store *st, sr_index *ix, uint32_t n, const uint32_t
                           const double *prios, const uint64_t *touches) {
     switch (ix->kind) {
     case SR_SEL_FIFO:
-    case SR_SEL_UNIFORM: break; /* neither knows of priorities */
+    case SR_SEL_UNIFORM:
+    case SR_SEL_EPOCH: break; /* none of them knows of priorities */
     case SR_SEL_PRIORITIZED: sr_tree_update_many(st, ix, n, slots, prios); break;
     case SR_SEL_MIN_HEAP:
     case SR_SEL_MAX_HEAP:
@@ -119,6 +125,7 @@ void sr_index_clear(sr_store *st, sr_index *ix) {
     switch (ix->kind) {
     case SR_SEL_FIFO: sr_list_clear(ix); break;
     case SR_SEL_UNIFORM: sr_uniform_clear(ix); break;
+    case SR_SEL_EPOCH: sr_epoch_clear(ix); break;
     case SR_SEL_PRIORITIZED: sr_tree_clear(st, ix); break;
     case SR_SEL_MIN_HEAP:
     case SR_SEL_MAX_HEAP: sr_heap_clear(ix); break;
@@ -143,7 +150,7 @@ static int arrays_ok(const sr_store *st, const sr_index *ix, uint64_t slots_used
 
 int sr_index_rebuild(sr_store *st, sr_index *ix, uint64_t slots_used, uint64_t n,
                      const uint32_t *slots, const double *prios, const uint64_t *touches) {
-    if (ix->kind < SR_SEL_FIFO || ix->kind > SR_SEL_MAX_HEAP || ix->kind == SR_SEL_LIFO ||
+    if (ix->kind < SR_SEL_FIFO || ix->kind > SR_SEL_EPOCH || ix->kind == SR_SEL_LIFO ||
         !arrays_ok(st, ix, slots_used)) {
         return SR_CORRUPT;
     }
@@ -165,13 +172,14 @@ static void same_slot(const sr_index *ix, uint32_t slot, uint32_t n, uint32_t *s
     }
 }
 
-void sr_index_sample(sr_store *st, const sr_index *ix, enum sr_selector kind, uint64_t *rng,
+void sr_index_sample(sr_store *st, sr_index *ix, enum sr_selector kind, uint64_t *rng,
                      uint32_t n, uint32_t *slots, double *prob) {
     SR_ASSERT(structure(kind) == ix->kind && ix->count > 0);
     switch (kind) {
     case SR_SEL_FIFO: same_slot(ix, ix->head, n, slots, prob); break;
     case SR_SEL_LIFO: same_slot(ix, ix->tail, n, slots, prob); break;
     case SR_SEL_UNIFORM: sr_uniform_sample(st, ix, rng, n, slots, prob); break;
+    case SR_SEL_EPOCH: sr_epoch_sample(st, ix, rng, n, slots, prob); break;
     case SR_SEL_PRIORITIZED: sr_tree_sample(st, ix, rng, n, slots, prob); break;
     case SR_SEL_MIN_HEAP:
     case SR_SEL_MAX_HEAP: same_slot(ix, sr_heap_top(st, ix), n, slots, prob); break;
@@ -196,6 +204,7 @@ int sr_index_check(sr_store *st, const sr_index *ix, uint64_t slots_used, sr_liv
     switch (ix->kind) {
     case SR_SEL_FIFO: return sr_list_check(st, ix, slots_used, live, ctx);
     case SR_SEL_UNIFORM: return sr_uniform_check(st, ix, slots_used, live, ctx);
+    case SR_SEL_EPOCH: return sr_epoch_check(st, ix, slots_used, live, ctx);
     case SR_SEL_PRIORITIZED: return sr_tree_check(st, ix, slots_used, live, ctx);
     case SR_SEL_MIN_HEAP:
     case SR_SEL_MAX_HEAP: return sr_heap_check(st, ix, slots_used, live, ctx);

@@ -1,8 +1,9 @@
-/* index.h: the six selectors as four structures over the slots of one stripe. All calls: under the
+/* index.h: the six selectors as five structures over the slots of one stripe. All calls: under the
  * stripe's lock.
  *
  *   list     fifo and lifo: doubly linked in insertion order
  *   uniform  dense array of slots and each slot's position; removal swaps with the last
+ *   epoch    the same arrays, parted into slots that are still to be drawn and those that were
  *   sumtree  prioritized: weights in an 8-ary tree of doubles, a node one cache line; a parent is
  *            always recomputed from its children, in child order, so there is no drift and a
  *            rebuild gives the same bits
@@ -44,13 +45,14 @@ void sr_index_clear(sr_store *st, sr_index *ix);
 int sr_index_rebuild(sr_store *st, sr_index *ix, uint64_t slots_used, uint64_t n,
                      const uint32_t *slots, const double *prios, const uint64_t *touches);
 
-/* Draw n slots with replacement (count > 0). `kind` says how to read the structure: SR_SEL_FIFO
- * head, SR_SEL_LIFO tail, ... (deterministic kinds give the same slot n times). prob[i]: fifo,
- * lifo, heaps 1; uniform 1/count; prioritized weight/total, or 1/count when all weights are 0.
+/* Draw n slots (count > 0) with replacement; epoch: without, which changes the index. `kind` says
+ * how to read the structure: SR_SEL_FIFO head, SR_SEL_LIFO tail, ... (deterministic kinds give the
+ * same slot n times). prob[i]: fifo, lifo, heaps 1; uniform 1/count; epoch 1/slots left in the
+ * pass; prioritized weight/total, or 1/count when all weights are 0.
  * The sum-tree descent goes level by level over the whole batch, prefetching the next level's
  * nodes. A draw must never land on a slot of weight 0 while the total is positive, whatever the
  * rounding. The results keep the order of the random draws (no sorting visible). */
-void sr_index_sample(sr_store *st, const sr_index *ix, enum sr_selector kind, uint64_t *rng,
+void sr_index_sample(sr_store *st, sr_index *ix, enum sr_selector kind, uint64_t *rng,
                      uint32_t n, uint32_t *slots, double *prob);
 
 /* Sum of the weights (prioritized), else the number of entries. */

@@ -238,7 +238,7 @@ const char *sr_table_name(const sr_store *st, uint32_t table) {
 
 int sr_table_consumes(const sr_store *st, uint32_t table) {
     const sr_table *t = sr_table_at(st, table);
-    return t != NULL && sr_max_times_sampled(t) > 0;
+    return t != NULL && (sr_max_times_sampled(t) > 0 || t->sampler_kind == SR_SEL_EPOCH);
 }
 
 int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {

@@ -290,7 +290,8 @@ enum sr_selector {
     SR_SEL_UNIFORM,
     SR_SEL_PRIORITIZED,
     SR_SEL_MIN_HEAP,
-    SR_SEL_MAX_HEAP
+    SR_SEL_MAX_HEAP,
+    SR_SEL_EPOCH /* sampler only, one stripe */
 };
 
 #define SR_TREE_FAN 8u /* doubles in a cache line */
@@ -304,8 +305,8 @@ typedef struct {
     double exponent;
     uint64_t count; /* entries */
     uint64_t slots_cap; /* slots for which the arrays have memory */
-    uint32_t head, tail; /* list: oldest and newest slot */
-    /* list: next, prev; uniform: dense, position; heap: heap, position; tree: levels */
+    uint32_t head, tail; /* list: oldest and newest slot; epoch: head of dense are to be drawn */
+    /* list: next, prev; uniform, epoch: dense, position; heap: heap, position; tree: levels */
     uint64_t array_off[SR_TREE_LEVELS];
     uint64_t array_committed[SR_TREE_LEVELS]; /* bytes */
 } sr_index;

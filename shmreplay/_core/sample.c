@@ -86,7 +86,7 @@ static void draw_many(draw_ctx *c, sr_stripe *s, uint32_t n, double scale, doubl
 static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
     sr_stripe *s = sr_stripe_at(c->st, c->t, 0);
     if ((c->status = sr_lock_stripe(c->st, c->t, s)) != SR_OK) return 0;
-    const sr_index *ix = &s->index[s->sampler];
+    sr_index *ix = &s->index[s->sampler];
     uint32_t done = 0;
     const int32_t most = sr_max_times_sampled(c->t);
     if (most <= 0 && ix->count > 0) {
@@ -232,7 +232,7 @@ static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
         uint32_t k = pick_stripe(c, &m);
         sr_stripe *s = sr_stripe_at(c->st, c->t, k);
         if ((c->status = sr_lock_stripe(c->st, c->t, s)) != SR_OK) break;
-        const sr_index *ix = &s->index[s->sampler];
+        sr_index *ix = &s->index[s->sampler];
         if (ix->count > 0) {
             uint32_t number;
             double prob;

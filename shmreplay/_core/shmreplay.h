@@ -312,7 +312,7 @@ typedef struct {
     double max_priority; /* of any insert or update since the last reset; 1 where there was none */
 } sr_table_info;
 int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out);
-/* 1 if sampling takes items out of the table. No lock. */
+/* 1 if a draw is not made again: it takes items out of the table, or through a pass. No lock. */
 int sr_table_consumes(const sr_store *st, uint32_t table);
 int sr_can_sample(sr_store *st, uint32_t table, int64_t n); /* 1, 0, or a negative status */
 int sr_can_insert(sr_store *st, uint32_t table, int64_t n);

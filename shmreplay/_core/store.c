@@ -160,7 +160,8 @@ static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) 
             t->max_size > SR_MAX_SIZE) {
             return 0;
         }
-        if (t->sampler_kind < SR_SEL_FIFO || t->sampler_kind > SR_SEL_MAX_HEAP) return 0;
+        if (t->sampler_kind < SR_SEL_FIFO || t->sampler_kind > SR_SEL_EPOCH) return 0;
+        if (t->sampler_kind == SR_SEL_EPOCH && t->n_stripes > 1) return 0;
         if (t->remover_kind < SR_SEL_FIFO || t->remover_kind > SR_SEL_MAX_HEAP) return 0;
         if (t->n_events > 0 && (t->n_stripes > 1 || t->n_events < SR_EVENTS_MIN ||
                                 t->n_events > SR_EVENTS_MAX)) {

@@ -57,6 +57,11 @@ class Selector(ABC):
         """Whether a table with this selector must answer `priority` with a PriorityError."""
         return math.isnan(priority)
 
+    def drawn(self, key: int) -> None:
+        """Tells that the key, which it has, was sampled."""
+        if key not in self._priorities:
+            raise IllegalMoveError(f"draw of the absent key {key}")
+
     @abstractmethod
     def distribution(self) -> dict[int, float]:
         """The keys that may be chosen now, each with its exact probability.
@@ -90,6 +95,38 @@ class Uniform(Selector):
 
     def distribution(self) -> dict[int, float]:
         return dict.fromkeys(self._priorities, 1.0 / len(self._priorities))
+
+
+class Epoch(Selector):
+    """Each key once in a pass; a pass ends when a draw finds nothing left of it."""
+
+    deterministic = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: set[int] = set()
+
+    def insert(self, key: int, priority: float) -> None:
+        super().insert(key, priority)
+        self._left.add(key)
+
+    def delete(self, key: int) -> None:
+        super().delete(key)
+        self._left.discard(key)
+
+    def clear(self) -> None:
+        super().clear()
+        self._left.clear()
+
+    def drawn(self, key: int) -> None:
+        super().drawn(key)
+        if not self._left:
+            self._left.update(self._priorities)
+        self._left.remove(key)
+
+    def distribution(self) -> dict[int, float]:
+        possible = self._left or set(self._priorities)
+        return dict.fromkeys(possible, 1.0 / len(possible))
 
 
 class Prioritized(Selector):
@@ -398,6 +435,7 @@ class TableModel:
         distribution = self.sampler.distribution()
         if key not in distribution:
             raise IllegalMoveError(f"sampled {key}, possible were {distribution}")
+        self.sampler.drawn(key)
         item = self.items[key]
         self.limiter.samples += 1
         self.num_unique_samples += item.times_sampled == 0

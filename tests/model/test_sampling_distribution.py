@@ -185,6 +185,34 @@ def test_sampling_after_inserts_updates_and_deletes(
                 assert_samples_follow(client, weights)
 
 
+def test_epochs_come_in_random_order(make_server: Callable[..., Any]) -> None:
+    table = reverb.Table(
+        TABLE,
+        reverb.selectors.Epoch(),
+        reverb.selectors.Fifo(),
+        100,
+        reverb.rate_limiters.MinSize(1),
+        seed=3,
+    )
+    client = make_server([table]).localhost_client()
+    insert(client, range(4))
+    passes = 6000
+    batches = [client.sample_batch(TABLE, BATCH) for _ in range(4 * passes // BATCH + 1)]
+    ids = np.concatenate([batch.data["id"] for batch in batches])[: 4 * passes].reshape(-1, 4)
+    chances = np.concatenate([batch.info.probability for batch in batches])[: 4 * passes]
+    assert (np.sort(ids, axis=1) == np.arange(4)).all(), "something came twice in a pass"
+    np.testing.assert_array_equal(chances.reshape(-1, 4)[0], [1 / 4, 1 / 3, 1 / 2, 1])
+    np.testing.assert_array_equal(chances.reshape(-1, 4), np.tile(chances[:4], (passes, 1)))
+    # Every order of a pass is as likely as every other, and the next pass does not depend on it.
+    codes = (ids[:, :3] * np.array([16, 4, 1])).sum(axis=1)
+    _, orders = np.unique(codes, return_counts=True)
+    assert len(orders) == 24
+    assert_follows(orders, np.full(24, 1 / 24))
+    seams = np.bincount(ids[:-1, 3] * 4 + ids[1:, 0], minlength=16)
+    assert_follows(seams, np.full(16, 1 / 16))
+    client.close()
+
+
 @pytest.mark.parametrize("kind", ["uniform", "prioritized"])
 @pytest.mark.parametrize(("size", "stripes"), [(2, 1), (2, 2), (3, 1), (3, 3)])
 def test_single_samples_do_not_depend_on_the_one_before(

@@ -35,7 +35,7 @@ SIZES = (8 << 20, 16 << 20, 32 << 20)
 WINDOW = 3
 BORROWS_AT_ONCE = 3
 KINDS = ("fifo", "lifo", "uniform", "prioritized", "min_heap", "max_heap")
-PAIRS = [(sampler, remover) for sampler in KINDS for remover in KINDS]
+PAIRS = [(sampler, remover) for sampler in (*KINDS, "epoch") for remover in KINDS]
 # With these no total order is needed, so the slots may be spread over several stripes.
 STRIPED_PAIRS = [
     (sampler, remover)
@@ -63,6 +63,8 @@ def make_selector(kind: str, exponent: float) -> tuple[Any, oracle.Selector]:
             return reverb.selectors.Uniform(), oracle.Uniform()
         case "prioritized":
             return reverb.selectors.Prioritized(exponent), oracle.Prioritized(exponent)
+        case "epoch":
+            return reverb.selectors.Epoch(), oracle.Epoch()
         case "min_heap":
             return reverb.selectors.MinHeap(), oracle.MinHeap()
         case _:

@@ -112,7 +112,7 @@ static int first(enum sr_selector kind, uint32_t a, uint32_t b) {
     return kind == SR_SEL_MIN_HEAP ? pa < pb : pa > pb;
 }
 
-static void check_head(sr_store *st, const sr_index *ix, enum sr_selector kind, uint64_t *rng) {
+static void check_head(sr_store *st, sr_index *ix, enum sr_selector kind, uint64_t *rng) {
     uint32_t best = SR_NONE, got[3];
     double prob[3];
     for (uint32_t s = 0; s < ix->slots_cap; s++)
@@ -121,7 +121,7 @@ static void check_head(sr_store *st, const sr_index *ix, enum sr_selector kind, 
     for (int i = 0; i < 3; i++) CHECK(got[i] == best && prob[i] == 1.0);
 }
 
-static void check_draws(sr_store *st, const sr_index *ix, enum sr_selector kind, uint64_t *rng) {
+static void check_draws(sr_store *st, sr_index *ix, enum sr_selector kind, uint64_t *rng) {
     enum { N = 100 };
     uint32_t got[N], one;
     double prob[N], p, total = sr_index_mass(st, ix);
@@ -137,6 +137,32 @@ static void check_draws(sr_store *st, const sr_index *ix, enum sr_selector kind,
         sr_index_sample(st, ix, kind, &again, 1, &one, &p);
         CHECK(one == got[i] && p == prob[i]);
     }
+}
+
+/* Through this pass, each slot that is left in it once, and the next, each slot once; then back to
+ * where it was, and some draws. */
+static void check_pass(sr_store *st, sr_index *ix, uint64_t *rng) {
+    static uint32_t got[2 * SLOTS], times[SLOTS], dense[SLOTS], pos[SLOTS];
+    static double prob[2 * SLOTS];
+    const uint32_t left = ix->head, count = (uint32_t)ix->count;
+    sr_index before = *ix;
+    uint64_t again = *rng;
+    memcpy(dense, sr_ptr(st, ix->array_off[0]), count * sizeof *dense);
+    memcpy(pos, sr_ptr(st, ix->array_off[1]), ix->slots_cap * sizeof *pos);
+    sr_index_sample(st, ix, SR_SEL_EPOCH, &again, left + count, got, prob);
+    memset(times, 0, sizeof times);
+    for (uint32_t i = 0; i < left + count; i++) {
+        uint32_t of = i < left ? left - i : count - (i - left);
+        CHECK(model[got[i]].live && prob[i] == 1.0 / of);
+        /* Not before its pass; the slots that were left are drawn a second time in the next. */
+        CHECK(times[got[i]]++ < (i < left ? 1u : 2u));
+    }
+    for (uint32_t i = 0; i < count; i++) CHECK(times[dense[i]] == (i < left ? 2u : 1u));
+    check_all(st, ix);
+    *ix = before;
+    memcpy(sr_ptr(st, ix->array_off[0]), dense, count * sizeof *dense);
+    memcpy(sr_ptr(st, ix->array_off[1]), pos, ix->slots_cap * sizeof *pos);
+    sr_index_sample(st, ix, SR_SEL_EPOCH, rng, 1 + count / 5, got, prob);
 }
 
 static double some_priority(enum sr_selector kind, uint64_t *rng) {
@@ -194,6 +220,7 @@ static void random_operations(enum sr_selector kind, double exponent) {
         if (op % 16 != 0 || n_live == 0) continue;
         if (kind == SR_SEL_UNIFORM || kind == SR_SEL_PRIORITIZED)
             check_draws(&st, &ix, kind, &rng);
+        else if (kind == SR_SEL_EPOCH) check_pass(&st, &ix, &rng);
         else check_head(&st, &ix, kind, &rng);
     }
     if (kind != SR_SEL_PRIORITIZED) CHECK(sr_index_mass(&st, &ix) == (double)n_live);
@@ -420,7 +447,7 @@ static void damage_is_found(enum sr_selector kind) {
 int main(void) {
     const uint32_t counts[] = {1, 2, 3, 7, 1000, 65537};
     weights();
-    for (int kind = SR_SEL_FIFO; kind <= SR_SEL_MAX_HEAP; kind++) {
+    for (int kind = SR_SEL_FIFO; kind <= SR_SEL_EPOCH; kind++) {
         random_operations((enum sr_selector)kind, 0.6);
         growth((enum sr_selector)kind);
         no_memory_changes_nothing((enum sr_selector)kind);

@@ -212,6 +212,38 @@ static void test_replacing(void) {
     }
 }
 
+/* A sampler dies within a draw of a pass: a new pass begins. */
+static void test_pass(void) {
+    sr_table_config cfg = table_config(SR_SEL_EPOCH, SR_SEL_FIFO, 100, 1);
+    sr_store st = store_make(CAPACITY, 1, 1, &cfg);
+    sr_ses ses = session_make(&st);
+    held e = episode_make(&ses, 1), b = block_make(&ses, 0, 9, e);
+    uint64_t key;
+    uint32_t done, seq, times[9] = {0};
+    for (uint32_t r = 0; r < 9; r++) {
+        sr_item item = row_item(b, r, 1.0);
+        CHECK(sr_insert(&ses, 0, 1, &item, &key, &done, &seq) == SR_OK);
+    }
+    sr_sampled out[18];
+    CHECK(sr_sample(&ses, 0, 5, out, &done, &seq) == SR_OK && out[4].probability == 1.0 / 5);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        sr_stripe *s = sr_stripe_at(&st, sr_table_at(&st, 0), 0);
+        if (sr_lock(&st, &s->lock) == SR_OK) s->index[0].head--;
+        kill(getpid(), SIGKILL);
+    }
+    wait_for(pid);
+    CHECK(sr_sample(&ses, 0, 18, out, &done, &seq) == SR_OK && done == 18);
+    for (uint32_t i = 0; i < 18; i++) {
+        CHECK(times[item_check(&st, &out[i])]++ == i / 9);
+        CHECK(out[i].probability == 1.0 / (9 - i % 9));
+    }
+    check_store(&st);
+    CHECK(atomic_load(&st.hdr->repairs) == 1 && sr_session_close(&ses) == SR_OK);
+    store_drop(&st);
+}
+
 /* ---------------------------------------------------------------- killed at random */
 
 /* Everything an actor does, until it is killed. */
@@ -277,14 +309,15 @@ static void survive(sr_store *st, sr_ses *ses) {
 }
 
 static void test_random_kills(void) {
-    sr_table_config cfg[4] = {table_config(SR_SEL_PRIORITIZED, SR_SEL_FIFO, 20, 2),
+    sr_table_config cfg[5] = {table_config(SR_SEL_PRIORITIZED, SR_SEL_FIFO, 20, 2),
                               table_config(SR_SEL_UNIFORM, SR_SEL_UNIFORM, 20, 2),
                               table_config(SR_SEL_MAX_HEAP, SR_SEL_MIN_HEAP, 20, 1),
-                              table_config(SR_SEL_FIFO, SR_SEL_FIFO, 20, 1)};
-    for (uint32_t i = 0; i < 4; i++) cfg[i].name[0] = (char)('a' + i);
+                              table_config(SR_SEL_FIFO, SR_SEL_FIFO, 20, 1),
+                              table_config(SR_SEL_EPOCH, SR_SEL_FIFO, 20, 1)};
+    for (uint32_t i = 0; i < 5; i++) cfg[i].name[0] = (char)('a' + i);
     cfg[3].max_times_sampled = 1;
     cfg[2].max_times_sampled = 2;
-    sr_store st = store_make(CAPACITY, 2, 4, cfg);
+    sr_store st = store_make(CAPACITY, 2, 5, cfg);
     sr_ses ses = session_make(&st);
     uint64_t seed = 5;
     for (int kills = 0; kills < 300; kills++) {
@@ -300,7 +333,7 @@ static void test_random_kills(void) {
         wait_for(pid);
         survive(&st, &ses);
     }
-    for (uint32_t i = 0; i < 4; i++) CHECK(sr_reset(&ses, i) == SR_OK);
+    for (uint32_t i = 0; i < 5; i++) CHECK(sr_reset(&ses, i) == SR_OK);
     check_store(&st);
     CHECK(n_objects(&st) == 0);
     fprintf(stderr, "%llu repairs\n", (unsigned long long)atomic_load(&st.hdr->repairs));
@@ -312,6 +345,7 @@ int main(void) {
     test_each_lock();
     test_poison();
     test_replacing();
+    test_pass();
     test_random_kills();
     printf("test_repair: ok\n");
     return 0;

@@ -38,7 +38,7 @@ static void test_format_refuses(void) {
         if (i == 4) c.n_sessions = 0;
         if (i == 5) t.n_stripes = 0;
         if (i == 6) t.max_size = 0;
-        if (i == 7) t.sampler_kind = SR_SEL_MAX_HEAP + 1;
+        if (i == 7) t.sampler_kind = SR_SEL_EPOCH + 1;
         if (i == 8) t.remover_kind = 0;
         if (i == 9) t.samples_per_insert = 0;
         if (i == 10) t.min_size_to_sample = 0;

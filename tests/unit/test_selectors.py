@@ -24,6 +24,7 @@ CASES: list[tuple[selectors.Selector, str, float, bool, str]] = [
     ),
     (selectors.MinHeap(), "min_heap", 0.0, True, "HeapSelector(sign=1)"),
     (selectors.MaxHeap(), "max_heap", 0.0, True, "HeapSelector(sign=-1)"),
+    (selectors.Epoch(), "epoch", 0.0, False, "EpochSelector"),
 ]
 
 

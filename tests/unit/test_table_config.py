@@ -437,7 +437,7 @@ def test_info_of_counts() -> None:
     assert info == make().config().info(counts)
 
 
-FIELDS = ("fifo", "lifo", "uniform", "prioritized", "heap")
+FIELDS = ("fifo", "lifo", "uniform", "prioritized", "heap", "epoch")
 
 
 @pytest.mark.parametrize("kind", selectors.KINDS)
@@ -451,7 +451,7 @@ def test_options(kind: str) -> None:
     )
     assert options.prioritized.priority_exponent == (0.5 if kind == "prioritized" else 0.0)
     assert options.heap.min_heap is (kind == "min_heap")
-    assert options.is_deterministic is (kind not in ("uniform", "prioritized"))
+    assert options.is_deterministic is (kind not in ("uniform", "prioritized", "epoch"))
     with pytest.raises(ValueError, match="no_such"):
         options.HasField("no_such")
     with pytest.raises(ValueError, match="no_such"):
