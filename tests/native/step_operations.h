@@ -6,7 +6,7 @@
 #include "step_world.h"
 
 /* What the operation may leave behind in the table. */
-enum effect { NOTHING, INSERTS, SAMPLES, UPDATES, DELETES, CLEARS };
+enum effect { NOTHING, INSERTS, SAMPLES, UPDATES, REPLACES, DELETES, CLEARS };
 
 typedef struct {
     const char *name;
@@ -41,6 +41,27 @@ static inline void prepare_keys(world *w) {
 static void run_update(void *arg) {
     world *w = arg;
     w->status = sr_update(&w->actor, 0, 2, w->keys, w->priorities, &w->done);
+}
+static inline void prepare_replace(world *w) {
+    prepare_keys(w);
+    sr_run runs[N_COLS];
+    uint32_t first[N_COLS + 1], flags[N_COLS];
+    for (uint32_t c = 0; c <= N_COLS; c++) first[c] = c;
+    for (uint32_t c = 0; c < N_COLS; c++) {
+        runs[c] = (sr_run){.block = w->block.off, .col = c, .start = 1, .count = 1, .stride = 1};
+        flags[c] = SR_COL_SQUEEZED;
+    }
+    CHECK(sr_traj_new(&w->actor, N_COLS, first, flags, runs, &w->traj.off, &w->traj.position) ==
+          SR_OK);
+}
+static void run_replace(void *arg) {
+    world *w = arg;
+    w->status = sr_replace(&w->actor, 0, w->keys[0], SR_REF(w->traj.off, SR_KIND_TRAJ), 0,
+                           &w->done, &w->number);
+}
+static void run_pin(void *arg) {
+    world *w = arg;
+    w->status = sr_pin(&w->actor, 0, 2, w->keys, w->pins, &w->done);
 }
 static void run_delete(void *arg) {
     world *w = arg;
@@ -208,8 +229,10 @@ static const operation OPERATIONS[] = {
     {"sample", NULL, run_sample, SAMPLES, 1, 4, 1, NULL},
     {"sample_batch", NULL, run_sample_batch, SAMPLES, 3, 4, 1, NULL},
     {"update", prepare_keys, run_update, UPDATES, 2, 5, 1, NULL},
+    {"replace", prepare_replace, run_replace, REPLACES, 1, 5, 1, NULL},
     {"delete", prepare_keys, run_delete, DELETES, 2, 5, 1, NULL},
     {"reset", NULL, run_reset, CLEARS, 0, 5, 1, NULL},
+    {"pin", prepare_keys, run_pin, NOTHING, 0, 5, 0, NULL},
     {"release", prepare_pins, run_release, NOTHING, 0, 4, 0, NULL},
     {"release_last", prepare_last_pins, run_release, NOTHING, 0, 4, 0, NULL},
     {"hold", NULL, run_hold, NOTHING, 0, 1, 0, NULL},

@@ -29,6 +29,7 @@ static const kind KINDS[] = {
     {"heaps", SR_SEL_MAX_HEAP, SR_SEL_MIN_HEAP, 1, 0, 0, 0},
     {"lifo-uniform", SR_SEL_LIFO, SR_SEL_UNIFORM, 1, 0, 0, 0},
     {"queue", SR_SEL_FIFO, SR_SEL_FIFO, 1, 1, 1, 0},
+    {"epoch", SR_SEL_EPOCH, SR_SEL_FIFO, 1, 0, 0, 0},
     {"once-2", SR_SEL_UNIFORM, SR_SEL_UNIFORM, 2, 1, 0, 0},
     {"told", SR_SEL_PRIORITIZED, SR_SEL_FIFO, 1, 0, 0, 1},
     {"told-once", SR_SEL_FIFO, SR_SEL_UNIFORM, 1, 1, 0, 1},
@@ -54,6 +55,7 @@ typedef struct {
     sr_ses actor, other, third;
     contents before;
     held episode, block;  /* of the actor: four rows of room, three of them written */
+    held traj;            /* row 7001 once more, where an operation needs it */
     sr_item item[4];      /* rows of it, not in the table yet */
     uint64_t keys[4];     /* what the operation gets or gives */
     double priorities[4];
