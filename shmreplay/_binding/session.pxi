@@ -225,8 +225,13 @@ cdef class Session:
         if limiter is not None:
             c.what |= SR_SET_LIMITER
             c.samples_per_insert, c.min_size_to_sample, c.min_diff, c.max_diff = limiter
-        with nogil:
-            rc = sr_table_configure(&self.ses, table, &c)
+        cdef WaitLog log = None
+        while True:
+            with nogil:
+                rc = sr_table_configure(&self.ses, table, &c)
+            if rc != SR_WOULD_BLOCK:
+                break
+            log = self.wait_for_room(table, log, "changing a table's settings")
         if rc != SR_OK:
             raise_status(rc, "changing a table's settings")
 

@@ -1168,6 +1168,7 @@ cdef class WriterCore:
         cdef Py_ssize_t total = 0
         cdef int rc
         cdef sr_ses *ses = &self.session.ses
+        cdef WaitLog log = None
         for i in range(n):
             total += (<TrajectoryColumn>leaves[i]).n
         cdef sr_run *runs = <sr_run *>malloc(<size_t>total * sizeof(sr_run))
@@ -1184,10 +1185,16 @@ cdef class WriterCore:
                 rc = sr_traj_new(ses, n, first_run, flags, runs, &off, &position)
             if self.session.store.swept(rc):
                 rc = sr_traj_new(ses, n, first_run, flags, runs, &off, &position)
-            with nogil:
-                if rc == SR_OK:
-                    rc = sr_replace(
-                        ses, t, key, SR_REF(off, SR_KIND_TRAJ), schema, &found, &other)
+            if rc == SR_OK:
+                try:
+                    while True:
+                        with nogil:
+                            rc = sr_replace(
+                                ses, t, key, SR_REF(off, SR_KIND_TRAJ), schema, &found, &other)
+                        if rc != SR_WOULD_BLOCK:
+                            break
+                        log = self.session.wait_for_room(t, log, "replace_item")
+                finally:
                     sr_release(ses, 1, &position)
         finally:
             free(runs)

@@ -3,6 +3,7 @@
  * Crash: what has to go goes first, and each setting is one store, so that whatever a death leaves
  * is a table within its bounds, with each setting either old or new. Of a limiter's four numbers
  * some may be new and others old: that is a limiter too, if one that nobody asked for. */
+#include "events.h"
 #include "evict.h"
 #include "limiter.h"
 #include "lock.h"
@@ -19,14 +20,22 @@ static int change_ok(const sr_table *t, const sr_table_change *c) {
            (c->samples_per_insert > 0 && c->min_size_to_sample >= 1);
 }
 
+/* Is there room to tell that an item goes? */
+static int room(sr_ses *ses, sr_table *t) {
+    return sr_has_events(t) ? sr_events_room(ses, t, 1) : SR_OK;
+}
+
 /* Items that were sampled `most` times or more are through. */
-static int expire(sr_store *st, sr_table *t, uint32_t most) {
+static int expire(sr_ses *ses, sr_table *t, uint32_t most) {
+    sr_store *st = ses->st;
     int rc = SR_OK;
     for (uint32_t k = 0; k < t->n_stripes && rc == SR_OK; k++) {
         sr_stripe *s = sr_stripe_at(st, t, k);
         for (uint32_t i = 0; i < s->slots_used && rc == SR_OK; i++) {
             const sr_slot *p = sr_slot_at(st, s, i);
             if (!sr_slot_live(p) || p->times_sampled < most) continue;
+            rc = room(ses, t);
+            if (rc != SR_OK) break;
             rc = sr_stripe_remove(st, t, s, i);
             t->deletes++;
         }
@@ -36,17 +45,20 @@ static int expire(sr_store *st, sr_table *t, uint32_t most) {
 }
 
 /* Under all locks of the table. */
-static int apply(sr_store *st, sr_table *t, const sr_table_change *c) {
+static int apply(sr_ses *ses, sr_table *t, const sr_table_change *c) {
     int rc = SR_OK;
     if (c->what & SR_SET_MAX_TIMES_SAMPLED) {
-        if (c->max_times_sampled > 0) rc = expire(st, t, (uint32_t)c->max_times_sampled);
+        if (c->max_times_sampled > 0) rc = expire(ses, t, (uint32_t)c->max_times_sampled);
         if (rc != SR_OK) return rc;
         atomic_store_explicit(&t->max_times_sampled, c->max_times_sampled, memory_order_relaxed);
     }
     if (c->what & SR_SET_MAX_SIZE) {
         /* Who has placed items and not counted them yet evicts them by the new size. */
         int64_t over = t->inserts - t->deletes - c->max_size;
-        if (over > 0) rc = sr_evict_locked(st, t, (uint64_t)over);
+        for (; over > 0 && rc == SR_OK; over--) {
+            rc = room(ses, t);
+            if (rc == SR_OK) rc = sr_evict_locked(ses->st, t, 1);
+        }
         if (rc != SR_OK) return rc;
         t->max_size = c->max_size;
     }
@@ -70,9 +82,10 @@ int sr_table_configure(sr_ses *ses, uint32_t table, const sr_table_change *chang
     rc = sr_lock_table(st, t);
     if (rc == SR_OK) {
         int sound = atomic_load_explicit(&t->poisoned, memory_order_relaxed) == SR_SOUND;
-        rc = sound ? apply(st, t, change) : SR_CORRUPT;
+        rc = sound ? apply(ses, t, change) : SR_CORRUPT;
         sr_unlock_table(st, t);
         sr_limiter_wake_all(t);
+        if (sr_has_events(t)) sr_events_notify(st);
     }
     sr_end(ses);
     return rc;

@@ -316,8 +316,11 @@ static int has_happened(sr_store *st, const sr_table *t, const sr_event *e) {
     case SR_EVENT_INSERT: return slot != SR_NONE;
     case SR_EVENT_DELETE: return slot == SR_NONE;
     case SR_EVENT_UPDATE:
-        if (slot != SR_NONE) sr_slot_at(st, s, slot)->priority = e->priority;
-        return slot != SR_NONE;
+        if (slot == SR_NONE) return 0;
+        sr_slot_at(st, s, slot)->priority = e->priority;
+        /* Other data than before: a trajectory, see sr_stripe_replace. */
+        atomic_store_explicit(&sr_slot_at(st, s, slot)->ref, e->ref, memory_order_release);
+        return 1;
     default: return 0; /* a draw that nobody got, unless its item went with it */
     }
 }

@@ -154,9 +154,11 @@ int sr_replace(sr_ses *ses, uint32_t table, uint64_t key, uint64_t ref, uint32_t
     if (slot != SR_NONE) {
         *found = 1;
         *item_schema = sr_slot_at(st, s, slot)->schema;
-        rc = *item_schema == schema ? sr_stripe_replace(st, t, s, slot, ref) : SR_INVALID;
+        if (*item_schema != schema) rc = SR_INVALID;
+        else if (sr_has_events(t)) rc = sr_events_room(ses, t, 1);
+        if (rc == SR_OK) rc = sr_stripe_replace(st, t, s, slot, ref);
     }
-    sr_unlock(&s->lock);
+    sr_unlock_stripe(st, t, s);
     return rc;
 }
 

@@ -273,8 +273,8 @@ int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys,
 int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uint32_t *deleted);
 /* Other data for an item: `ref` is a trajectory that the session holds (not a block), of structure
  * `schema`. The item keeps all else, its place in every order included; *found says whether it is
- * there. SR_OK; SR_INVALID: the item has another structure (*item_schema), nothing changed. Crash:
- * the old data or the new. */
+ * there. SR_OK; SR_INVALID: the item has another structure (*item_schema), nothing changed;
+ * SR_WOULD_BLOCK, of a table with events: no room for one. Crash: the old data or the new. */
 int sr_replace(sr_ses *ses, uint32_t table, uint64_t key, uint64_t ref, uint32_t schema,
                uint32_t *found, uint32_t *item_schema);
 /* Remove everything and zero the counters; blocked inserts proceed. Holds all the table's locks.
@@ -294,7 +294,9 @@ typedef struct {
 } sr_table_change;
 /* Apply the change under all the table's locks, and wake whoever waits. Items that were sampled as
  * often as is allowed from now on leave, and the remover evicts down to the new size. SR_OK;
- * SR_INVALID: out of range (sr_last_detail says the greatest max_size), nothing changed. Crash:
+ * SR_INVALID: out of range (sr_last_detail says the greatest max_size), nothing changed;
+ * SR_WOULD_BLOCK, of a table with events: no room to tell of all that goes. What has gone has, no
+ * setting has changed, and the call is to be made again. Crash:
  * some items gone that were to go, and each of the six settings either old or new. */
 int sr_table_configure(sr_ses *ses, uint32_t table, const sr_table_change *change);
 

@@ -221,10 +221,12 @@ int sr_stripe_replace(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, ui
     uint64_t old = atomic_load_explicit(&p->ref, memory_order_relaxed);
     sr_ref_retain(st, ref);
     sr_episodes_enter(st, t, s->table, ref, 0, 0);
+    sr_events_stage(st, t, SR_EVENT_UPDATE, p, ref);
     /* SYNC POINT: this one store changes the item, since of a trajectory row_start and row_count
      * are not read. A crash before it leaves the old data and after it the new, with counts of both
      * that are off and a lock whose owner died. */
     atomic_store_explicit(&p->ref, ref, memory_order_release);
+    sr_events_commit(st, t);
     sr_episodes_leave(st, t, s->table, old, p->row_start, p->row_count, 1);
     return drop(st, old);
 }

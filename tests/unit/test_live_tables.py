@@ -507,3 +507,48 @@ def test_an_item_that_is_held_back_gets_the_largest_priority_of_its_moment(
         writer.flush(timeout_ms=int(PATIENCE * 1000))
         assert client.items("q").priority.tolist() == [-1.5]
         writer.close()
+
+
+# ------------------------------------------------------------------ what extensions are told
+
+
+class Mirror(reverb.TableExtension):
+    """What the table holds, made of what it tells."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, list[int]] = {}
+
+    def on_insert(self, item: Any) -> None:
+        self.held[item.key] = np.ravel(item.data["x"]).tolist()
+
+    def on_update(self, item: Any) -> None:
+        assert item.key in self.held
+        self.held[item.key] = np.ravel(item.data["x"]).tolist()
+
+    def on_delete(self, item: Any) -> None:
+        assert self.held.pop(item.key) == np.ravel(item.data["x"]).tolist()
+
+
+def test_extensions_are_told_of_all_of_it(make_server: Maker) -> None:
+    mirror = Mirror()
+    server = make_server([table(max_size=5000, extensions=[mirror])])
+    with Client(server.address) as client:
+        client.insert_batch("t", rows(3000))  # more than the events that may wait
+        client.configure_table("t", max_size=20)
+        client.sample_batch("t", 30)
+        client.configure_table("t", max_times_sampled=1)
+        writer = three_steps(client)
+        key = created(writer.create_item("t", None, {"x": writer.history["x"][:1]}))
+        for i in range(1500):
+            assert writer.replace_item("t", key, {"x": writer.history["x"][i % 3 :]})
+        writer.close()
+        while server.stats()["t/events"]:
+            time.sleep(0.001)
+        keys = client.keys("t").tolist()
+        fetched = {f.info.key: np.ravel(f.data["x"]).tolist() for f in client.fetch("t", keys)}
+        end = time.monotonic() + PATIENCE
+        while mirror.held != fetched and time.monotonic() < end:
+            time.sleep(0.001)
+        assert mirror.held == fetched and fetched[key] == [2] and len(fetched) <= 20
+        assert server.stats()["t/events_dropped"] == 0
+        client.check()
