@@ -41,6 +41,7 @@ static inline void replica_apply(replica *r, const sr_store *st, uint32_t kind,
         *e = (entry){.key = item->key, .row = row};
         r->inserts++;
     }
+    if (kind == SR_EVENT_UPDATE && e != NULL) e->row = row; /* perhaps of other data */
     CHECK(e != NULL && e->row == row);
     e->priority = item->priority;
     if (kind == SR_EVENT_SAMPLE) r->samples++;
