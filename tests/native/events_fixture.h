@@ -80,6 +80,9 @@ static inline void compare(sr_store *st, uint32_t table, const replica *r) {
     for (uint32_t i = 0; i < r->n; i++) {
         uint32_t slot = sr_stripe_find(st, t, s, r->list[i].key);
         CHECK(slot != SR_NONE && sr_slot_at(st, s, slot)->priority == r->list[i].priority);
+        const sr_slot *p = sr_slot_at(st, s, slot);
+        sr_sampled item = {.ref = p->ref, .row_start = p->row_start, .row_count = p->row_count};
+        CHECK(item_check(st, &item) == r->list[i].row);
     }
 }
 
