@@ -11,6 +11,7 @@ from pathlib import Path
 from bench import (
     batch_insert,
     borrow,
+    bridge,
     copy_vs_zero_copy,
     crash_safety,
     import_time,
@@ -49,6 +50,7 @@ QUESTIONS: dict[str, Question] = {
         scaling,
         crash_safety,
         import_time,
+        bridge,
     )
 }
 

@@ -16,6 +16,7 @@ from shmreplay import (
     structured_writer,
 )
 from shmreplay import selectors as distributions
+from shmreplay.address import RemoteOptions
 from shmreplay.client import Client
 from shmreplay.errors import DeadlineExceededError, ReverbError
 from shmreplay.extensions import TableExtension
@@ -37,6 +38,7 @@ __all__ = [
     "Client",
     "DeadlineExceededError",
     "PatternDataset",
+    "RemoteOptions",
     "ReplaySample",
     "ReverbError",
     "SampleInfo",

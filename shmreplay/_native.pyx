@@ -17,6 +17,11 @@ from cpython.buffer cimport (
     PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING,
+    PyByteArray_GET_SIZE,
+    PyByteArray_Resize,
+)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Size
 from cpython.object cimport PyObject
@@ -96,6 +101,7 @@ cdef int64_t BLOCK_ROWS_MAX = limits.BLOCK_ROWS_MAX
 cdef uint64_t BATCH_BLOCK_BYTES = limits.BATCH_BLOCK_BYTES
 cdef uint64_t BATCH_BLOCK_ROWS = limits.BATCH_BLOCK_ROWS
 cdef uint64_t NOGIL_BYTES = limits.NOGIL_BYTES
+cdef int64_t MAX_KEEP_ALIVE = limits.MAX_KEEP_ALIVE_REFS
 
 SESSION_CLIENT = SR_SESSION_CLIENT
 SESSION_WRITER = SR_SESSION_WRITER

@@ -1,21 +1,31 @@
-"""Addresses: `'shm://NAME'` names a store, `'HOST:PORT'` the store that a server on HOST serves."""
+"""Addresses: which store, or which bridge to one on another host.
+
+`'shm://NAME'` names a store of this machine, `'tcp://HOST:PORT'` a bridge, and `'HOST:PORT'` the
+store of the server with this port if it is on this machine, else its bridge.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shmreplay import errors, limits
 from shmreplay.segment import DIRECTORY, check_name, store_names
 from shmreplay.store import Store
 
+__all__ = ["Address", "RemoteOptions", "is_local", "parse", "resolve"]
+
 _log = logging.getLogger(__name__)
 
 _FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.1
-_LOCAL = {"localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0"}
+# Seconds after which a port of this machine that answers, and is no store of this user's, is taken
+# for a bridge: of another user's server, or of one in a container.
+_FOREIGN_S = 1.0
+_ANSWER_S = 0.2
 
 
 class Address(NamedTuple):
@@ -24,6 +34,27 @@ class Address(NamedTuple):
     name: str | None
     host: str = ""
     port: int = 0
+    is_bridge: bool = False
+    """Whether the bridge is to be used in any case."""
+
+    @property
+    def endpoint(self) -> str:
+        """`'tcp://HOST:PORT'`."""
+        return f"tcp://{self.host}:{self.port}"
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteOptions:
+    """How a client uses a bridge. Of no meaning where it is on the server's machine."""
+
+    timeout: float = limits.REMOTE_WAIT_S
+    """Seconds that the server may be out of reach before calls fail; within, they wait."""
+
+    keys: Any = None
+    """A `bridge.auth.ClientKeys`, where the server demands keys."""
+
+    compress: bool | None = None
+    """Compress data where that makes it smaller. None: unless both are on this machine."""
 
 
 def parse(text: object) -> Address:
@@ -41,38 +72,53 @@ def parse(text: object) -> Address:
         name = text.removeprefix("shm://")
         check_name(name)
         return Address(name)
-    host, _, port = text.rpartition(":")
-    if "://" in text or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    if "://" in host or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise errors.InvalidArgumentError(
-            f"expected an address like 'localhost:8000' or 'shm://name', got {text!r}"
+            "expected an address like 'localhost:8000', 'tcp://host:8000' or 'shm://name', got "
+            f"{text!r}"
         )
-    return Address(None, host, int(port))
+    return Address(None, host, int(port), text.startswith("tcp://"))
 
 
-def find_store(text: str, timeout: float | None = None) -> str:
-    """Name of the store behind an address, waiting for a server that is not up yet.
+def is_local(host: str) -> bool:
+    """Whether a host is this machine: whether one can listen on its address."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, where in found:
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.bind(where)
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def resolve(text: str, timeout: float | None = None) -> Address:
+    """What to attach or connect to: a store of this machine, else a bridge.
+
+    Waits for a server of this machine that is not up yet.
 
     Args:
         text: The address.
         timeout: Seconds to wait at most; 0 looks once.
 
     Raises:
-        DeadlineExceededError: No server of that port was up within the timeout.
-        StoreNotFoundError: Nor within `limits.SERVER_WAIT_S`, or it is not on this machine; says
-            what was looked for, and where.
+        DeadlineExceededError: No server of that port of this machine was up within the timeout.
+        StoreNotFoundError: Nor within `limits.SERVER_WAIT_S`; says what was looked for, and where.
     """
     parsed = parse(text)
-    if parsed.name is not None:
-        return parsed.name
-    if parsed.host not in _LOCAL and parsed.host != socket.gethostname():
-        raise errors.StoreNotFoundError(
-            f"{text!r} is on another machine; this version reaches stores of this machine "
-            "('localhost:PORT' or 'shm://NAME')"
-        )
+    if parsed.name is not None or parsed.is_bridge or not is_local(parsed.host):
+        return parsed
     limit = limits.SERVER_WAIT_S if timeout is None else timeout
     began, pause, log_after = time.monotonic(), _FIRST_POLL_S, limits.WAIT_LOG_AFTER_S
     while (name := Store.find_by_port(parsed.port)) is None:
         waited = time.monotonic() - began
+        if waited >= min(_FOREIGN_S, limit) and _answers(parsed):
+            return parsed
         if waited >= limit:
             kind = errors.StoreNotFoundError if timeout is None else errors.DeadlineExceededError
             raise kind(_nobody_there(text, parsed.port, limit))
@@ -81,7 +127,7 @@ def find_store(text: str, timeout: float | None = None) -> str:
             _log.warning("waiting for %.1f s: %s", waited, _nobody_there(text, parsed.port, waited))
         time.sleep(min(pause, max(limit - waited, 0.0)))
         pause = min(2 * pause, _LAST_POLL_S)
-    return name
+    return Address(name)
 
 
 def _nobody_there(text: str, port: int, waited: float) -> str:
@@ -91,3 +137,11 @@ def _nobody_there(text: str, port: int, waited: float) -> str:
         f"Stores there: {', '.join(map(repr, store_names())) or 'none'}. Start the server on this "
         "machine with this port and as this user, or see what there is with `shmreplay ls`."
     )
+
+
+def _answers(address: Address) -> bool:
+    try:
+        socket.create_connection((address.host.strip("[]"), address.port), _ANSWER_S).close()
+    except OSError:
+        return False
+    return True

@@ -86,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     dump.add_argument(
         "-o", "--output", required=True, help="directory for one .npz a table, or one .npz file"
     )
+    keygen = add("keygen", _keygen, "Make a pair of keys for a bridge or one of its clients.")
+    keygen.add_argument("directory", help="where to; made if it is not there")
+    keygen.add_argument("name", help="of the pair: NAME.key is public, NAME.key_secret is not")
     return parser
 
 
@@ -304,6 +307,17 @@ def _clean(options: argparse.Namespace) -> int:
     for problem in problems:
         _complain(problem)
     return PROBLEM if problems else OK
+
+
+def _keygen(options: argparse.Namespace) -> int:
+    from shmreplay.bridge.auth import keygen  # no other command needs ZeroMQ
+
+    public, secret = keygen(options.directory, options.name)
+    if options.json:
+        _say_json({"public": public, "secret": secret})
+    else:
+        _say(f"{public}: public, for the other side\n{secret}: secret, stays here")
+    return OK
 
 
 def _dump(options: argparse.Namespace) -> int:

@@ -37,18 +37,20 @@ _ATTACH_S = 0.05
 
 
 class Client:
-    """A process's way to the tables of a server on this machine.
+    """A process's way to the tables of a server, on this machine or another.
 
     Cheap to make, safe to share between threads, picklable by address. After a fork it attaches
     anew by itself in the child.
     """
 
-    def __init__(self, server_address: str) -> None:
+    def __init__(self, server_address: str, remote: address.RemoteOptions | None = None) -> None:
         """Does not connect: the first call does, and waits for a server that is not up yet.
 
         Args:
-            server_address: `'localhost:PORT'` as from `Server.port`, or `'shm://NAME'`, which is
-                not waited for.
+            server_address: `'HOST:PORT'` as from `Server.port`: the server's store itself where it
+                is on this machine, else its bridge. `'tcp://HOST:PORT'`: the bridge in any case.
+                `'shm://NAME'`: the store, which is not waited for.
+            remote: How to use a bridge.
 
         Raises:
             ArgumentTypeError: The address is not a string.
@@ -56,6 +58,7 @@ class Client:
         """
         address.parse(server_address)
         self._server_address = server_address
+        self._remote = address.RemoteOptions() if remote is None else remote
         self._connection: Connection | None = None
         self._lock = threading.RLock()
         self._closed = False
@@ -67,9 +70,9 @@ class Client:
         """The address that the client was made with."""
         return self._server_address
 
-    def __reduce__(self) -> tuple[type[Client], tuple[str]]:
+    def __reduce__(self) -> tuple[type[Client], tuple[str, address.RemoteOptions]]:
         """Pickles by address."""
-        return type(self), (self._server_address,)
+        return type(self), (self._server_address, self._remote)
 
     def __repr__(self) -> str:
         """Names the address."""
@@ -102,35 +105,63 @@ class Client:
             self._connection = None
             self._stash = {}
             self._insert_writers = []
-        name = None
+        made: Connection | None = None
         while True:
             with self._lock:
-                if self._closed:
-                    raise errors.ServerClosedError("this client is closed; make a new Client")
-                if self._connection is None and name is not None:
-                    self._connection = Connection(Store.open(name))
+                if not self._closed and self._connection is None and made is not None:
+                    self._connection, made = made, None
                 elif self._connection is not None and self._connection.unusable:
                     self._connect_again(self._connection)
-                if self._connection is not None:
-                    return self._connection
+                connection, closed = self._connection, self._closed
+            if made is not None and (closed or connection is not None):
+                made.close()  # another call was faster
+            if closed:
+                raise errors.ServerClosedError("this client is closed; make a new Client")
+            if connection is not None:
+                return connection
             # Without the lock: other calls may have shorter timeouts, or close the client.
-            name = address.find_store(self._server_address, timeout)
+            made = self._attach(timeout)
+
+    def _attach(self, timeout: float | None) -> Connection:
+        """Attaches to the store, or connects to the bridge: the one place that decides."""
+        target = address.resolve(self._server_address, timeout)
+        if target.name is not None:
+            return Connection(Store.open(target.name))
+        from shmreplay.bridge.client import RemoteConnection
+
+        remote, compress = self._remote, self._remote.compress
+        if compress is None:
+            compress = not address.is_local(target.host)
+        return RemoteConnection(target.endpoint, remote.timeout, remote.keys, compress, timeout)
 
     def _connect_again(self, old: Connection) -> None:
         """Attaches to the store of a server that was started after the old one had been stopped."""
         try:
-            store = Store.open(address.find_store(self._server_address, 0.0))
+            connection = self._attach(0.0)
         except (errors.StoreNotFoundError, errors.DeadlineExceededError) as error:
             raise stopped(self._server_address) from error
-        if store.native.closed:  # its server is about to remove it
-            store.release()
+        if connection.native.closed:  # its server is about to remove it
+            connection.close()
             raise stopped(self._server_address)
-        self._connection = Connection(store)
+        self._connection = connection
         self._stash = {}
         writers, self._insert_writers = self._insert_writers, []
         for writer in writers:
             writer.close()
         old.close()
+
+    def _open_writer(
+        self,
+        connection: Connection,
+        num_keep_alive_refs: int,
+        validate_items: bool = True,
+        confirm: bool = True,
+    ) -> TrajectoryWriter:
+        make: Any = connection.make_writer or TrajectoryWriter
+        writer: TrajectoryWriter = make(
+            connection, num_keep_alive_refs, validate_items=validate_items, confirm=confirm
+        )
+        return writer
 
     def close(self) -> None:
         """Leaves the store. Idempotent. Borrowed views stay valid until they are dropped."""
@@ -226,7 +257,7 @@ class Client:
                     return self._insert_writers.pop(i)
             while len(self._insert_writers) > limits.INSERT_WRITERS_MAX:
                 self._insert_writers.pop(0).close()
-        return TrajectoryWriter(connection, 1)
+        return self._open_writer(connection, 1)
 
     def _give_insert_writer(self, writer: TrajectoryWriter) -> None:
         with self._lock:
@@ -320,6 +351,7 @@ class Client:
         *,
         validate_items: bool = True,
         get_signature_timeout_ms: int | None = None,
+        confirm: bool = True,
     ) -> TrajectoryWriter:
         """A writer of steps, and of items that refer to them.
 
@@ -328,6 +360,10 @@ class Client:
             validate_items: Check items against the table's signature in `create_item`.
             get_signature_timeout_ms: Has no effect: signatures lie in shared memory and are not
                 waited for. Earlier releases of Reverb had it.
+            confirm: Over a bridge, wait in `create_item` until the server has the item. False:
+                items go out together, many times faster; `create_item` returns None, and `flush`
+                and `end_episode` wait for them and raise what went wrong. Of no meaning on the
+                server's machine.
 
         Raises:
             InvalidArgumentError: num_keep_alive_refs < 1.
@@ -335,11 +371,7 @@ class Client:
         if get_signature_timeout_ms is not None:
             ignored_argument("Client.trajectory_writer", "get_signature_timeout_ms")
         keep = checked_keep_alive(num_keep_alive_refs)
-        return TrajectoryWriter(
-            self._connected(),
-            keep,
-            validate_items=validate_items,
-        )
+        return self._open_writer(self._connected(), keep, validate_items, confirm)
 
     def structured_writer(self, configs: Sequence[Config]) -> StructuredWriter:
         """A writer that makes an item wherever a pattern applies; see `structured_writer`.
@@ -650,6 +682,9 @@ class Client:
         n = checked_batch_size(batch_size)
         connection, seconds = self._reach(timeout)
         number = connection.number(table)
+        if connection.make_sampler is not None:
+            sampler: Sampler = connection.make_sampler(self, table, n, prefetch, seconds)
+            return sampler
         return Sampler(
             lambda ended: self._draw_ahead(connection, number, n, seconds, ended), prefetch
         )
@@ -870,7 +905,7 @@ class Client:
             TableCorruptedError: One does not hold; says which.
         """
         connection = self._connected()
-        connection.native.check(None if table is None else connection.number(table))
+        connection.check(None if table is None else connection.number(table))
 
 
 class Borrowed:

@@ -73,6 +73,12 @@ class WaitLog:
 class Connection:
     """A hold on a `Store` and what is known about it. Closed once; forked copies refuse to work."""
 
+    make_writer: Callable[..., Any] | None = None
+    """Makes trajectory writers where a `TrajectoryWriter` will not do."""
+
+    make_sampler: Callable[..., Any] | None = None
+    """Makes samplers where a `Sampler` will not do."""
+
     def __init__(self, store: Store) -> None:
         """Takes over one reference to the store."""
         self.store = store
@@ -185,6 +191,14 @@ class Connection:
             ),
             Changeable(**{name: i[name] for name in Changeable._fields}),
         )
+
+    def check(self, number: int | None) -> None:
+        """Walks all invariants of a table, or of the whole store.
+
+        Raises:
+            TableCorruptedError: One does not hold; says which.
+        """
+        self.native.check(number)
 
     def describe_wait(self, number: int, what: str) -> Callable[[], str]:
         """A function that says what a call waits for, with table, limiter and counts."""

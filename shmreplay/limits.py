@@ -123,11 +123,91 @@ WAIT_SLICE_MS: Final = 100
 SERVER_WAIT_S: Final = 300.0
 """Seconds that a client waits for a server which is not up yet: longer than one takes to start."""
 
+REMOTE_WAIT_S: Final = 10.0
+"""Seconds that a server on another host may be out of reach, unless the client says otherwise."""
+
 WAIT_LOG_AFTER_S: Final = 5.0
 """Seconds of waiting for a rate limiter after which the log says for what."""
 
 WAIT_LOG_EVERY_S: Final = 30.0
 """Seconds between two such lines of one wait."""
+
+
+# --- The bridge -------------------------------------------------------------------------------
+
+BRIDGE_MESSAGE_BYTES: Final = 256 * 2**20
+"""Bytes of one message, and so of one of its frames: more is better sent in several."""
+
+BRIDGE_META_BYTES: Final = 16 * 2**20
+"""Bytes of a message's meta part: descriptions, and arrays that are too small for a part."""
+
+BRIDGE_PARTS: Final = 4096
+"""Parts of a message: sixteen runs of steps of 256 columns."""
+
+BRIDGE_INLINE_BYTES: Final = 1024
+"""Bytes up to which an array stands in the meta part: a part of its own costs more than a copy."""
+
+BRIDGE_COMPRESS_BYTES: Final = 4096
+"""Bytes from which on an array may be compressed: below, it fits a few packets anyway."""
+
+BRIDGE_PROBE_BYTES: Final = 16 * 2**10
+"""Bytes of an array that are compressed first, to see whether the rest is worth it."""
+
+BRIDGE_TEXT_BYTES: Final = MAX_CONFIG_JSON_BYTES
+"""Bytes of a text in a message: the longest is a table's configuration."""
+
+BRIDGE_SESSIONS: Final = 4096
+"""Remote clients at once: as many as a store has sessions for writers."""
+
+BRIDGE_STRANGERS: Final = 1024
+"""Peers whose messages are dropped unread after they broke the protocol; the oldest go first."""
+
+BRIDGE_REQUESTS: Final = 1024
+"""Requests of one remote client that are not answered or whose answers are not confirmed."""
+
+BRIDGE_SESSION_BYTES: Final = 2 * BRIDGE_MESSAGE_BYTES
+"""Bytes of such requests and answers of one remote client: one large message each way."""
+
+BRIDGE_TOTAL_BYTES: Final = 4 * 2**30
+"""The same of all remote clients together: beyond it, requests that carry data are refused."""
+
+BRIDGE_CLIENT_BYTES: Final = 64 * 2**20
+"""Bytes of requests that a client sends ahead of their answers, unless a single one has more."""
+
+BRIDGE_WRITERS: Final = 256
+"""Writers of one remote client: each takes one of the store's sessions."""
+
+BRIDGE_KEEP_ALIVE: Final = 2**20
+"""Steps within reach, over all columns of a remote writer: the server keeps 40 bytes for each."""
+
+BRIDGE_RUN_STEPS: Final = 64
+"""Steps of a remote writer that may wait to be sent together."""
+
+BRIDGE_RUN_BYTES: Final = 256 * 2**10
+"""Bytes of such steps: from there on, sending one by one is as fast."""
+
+BRIDGE_WINDOW_BYTES: Final = 64 * 2**30
+"""Address space for the steps that a client's remote writers keep within reach; memory is taken as
+they come."""
+
+BRIDGE_PIPELINE: Final = 2
+"""Messages of one writer that are on their way at once; what comes meanwhile shares the next."""
+
+BRIDGE_POLL_S: Final = 0.002
+"""Seconds between two tries for requests that wait for a rate limiter: local processes, which do
+not tell the bridge, may have changed something."""
+
+BRIDGE_EXPIRE_S: Final = 30.0
+"""Seconds after which a remote client that is not heard of any more is taken to be dead."""
+
+BRIDGE_HEARTBEAT_S: Final = 1.0
+"""Seconds between two signs of life."""
+
+BRIDGE_LOST_S: Final = 5.0
+"""Seconds without a sign of life after which a connection is made anew."""
+
+BRIDGE_CLOSE_S: Final = 5.0
+"""Seconds that closing a remote writer or client waits for the server at most."""
 
 
 def checked_timeout(timeout: Any) -> float | None:

@@ -98,8 +98,8 @@ class Sampler:
     out, and `close()` returns them instead. Thread-safe; not usable after a fork.
     """
 
-    def __init__(self, draw: Draw, prefetch: int) -> None:
-        """Takes a function that draws a batch, and how far to run ahead.
+    def __init__(self, draw: Draw, prefetch: int, *, threaded: bool = True) -> None:
+        """Takes a function that draws a batch, how far to run ahead, and whether by a thread.
 
         It is given a function that says whether to end early; None from it says that it did, with
         nothing drawn.
@@ -110,9 +110,9 @@ class Sampler:
                 f"prefetch must be in [0, {limits.MAX_PREFETCH}], got {prefetch}"
             )
         self._pid = os.getpid()
-        self._ahead = _Ahead(draw, n)
+        self._ahead = _Ahead(draw, n if threaded else 0)
         self._thread: threading.Thread | None = None
-        if n > 0:
+        if self._ahead.prefetch > 0:
             self._thread = threading.Thread(
                 target=self._ahead.run, name="shmreplay-sampler", daemon=True
             )
@@ -130,7 +130,7 @@ class Sampler:
             ServerClosedError: The server has closed the store, or the sampler was closed.
             ForkedHandleError: This process got the sampler from its parent.
         """
-        if os.getpid() != self._pid:
+        if self._forked():
             raise errors.ForkedHandleError(
                 f"this sampler was made by process {self._pid} before a fork; make a new one of a "
                 "Client in this process"
@@ -164,9 +164,13 @@ class Sampler:
     def _closed_error(self) -> errors.ServerClosedError:
         return errors.ServerClosedError("this sampler is closed; make a new one")
 
+    def _forked(self) -> bool:
+        """Whether this process got the sampler from its parent."""
+        return os.getpid() != self._pid
+
     def _end(self) -> list[Prefetched]:
         """Stops the thread and waits for it. Gives what was not delivered."""
-        if os.getpid() != self._pid:
+        if self._forked():
             return []
         self._ahead.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -202,7 +206,7 @@ class Sampler:
 
     def __del__(self) -> None:
         """Stops the thread of a sampler that nobody refers to any more."""
-        if hasattr(self, "_ahead") and os.getpid() == self._pid:
+        if hasattr(self, "_ahead") and not self._forked():
             self._ahead.abandon()
 
     def __getstate__(self) -> Any:

@@ -65,13 +65,18 @@ class Server:
         name: str | None = None,
         capacity: int | None = None,
         recover: bool = False,
+        bind: str = "127.0.0.1",
+        auth: Any = None,
+        insecure: bool = False,
+        compress: bool = True,
     ) -> None:
         """Makes the store, or takes it over.
 
         Args:
             tables: Its tables; names must differ.
-            port: Number by which clients on this machine find the store: `'localhost:PORT'`.
-                None: a free one is picked.
+            port: Of the bridge, by which clients on other hosts reach the tables; clients on this
+                machine find the store itself by it: `'localhost:PORT'`. None: no bridge, and a
+                free number is picked for clients on this machine.
             checkpointer: One of `checkpointers`. This version saves and loads no checkpoints, and
                 says so in the log where one is given.
             name: Name of the store: `'shm://NAME'`. None: one is made up.
@@ -80,11 +85,18 @@ class Server:
                 its items, keys, priorities and counters, its capacity and, if `port` is None, its
                 port. `tables` must then be the same, or None for those that there are. Where there
                 is none it is made.
+            bind: Address that the bridge listens on; `'0.0.0.0'` for all of this machine's.
+            auth: `bridge.auth.ServerKeys`: encrypt, and let only clients with known keys in. Needed
+                where other hosts reach `bind`.
+            insecure: Let other hosts in without keys, on a network that is trusted.
+            compress: Compress what is sent to clients that ask for it, where that makes it smaller.
 
         Raises:
             InvalidArgumentError: No tables, equal names, a port or capacity out of range; tables
-                that differ from those of the store to recover.
+                that differ from those of the store to recover; `bind` cannot be used, or not
+                without keys.
             ArgumentTypeError: The checkpointer is none.
+            AuthenticationError: The keys cannot be used.
             StoreExistsError: A store of this name is in use.
             StoreNotFoundError: There is nothing to recover, and no tables were given.
             ArenaFullError: /dev/shm has no room.
@@ -93,19 +105,15 @@ class Server:
             raise errors.InvalidArgumentError(
                 "Got recover=True without a name; expected name= to say which store to take over."
             )
+        self._bridge: Any = None
         checked = None if recover and tables is None else checked_tables(tables)
         _check_checkpointer(checkpointer)
         _prepare_extensions(checked or ())
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}" if name is None else name
         known = recovery.port_of(self._name) if recover and port is None else None
         self._socket, self._port = _reserve_port(port) if known is None else _reserve_again(known)
-        try:
-            store = recovery.take_over(self._name, checked, self._port) if recover else None
-            if store is None:
-                store = _create(self._name, checked, capacity, self._port)
-        except BaseException:
-            self._socket.close()
-            raise
+        options = (bind, auth, insecure, compress) if port is not None else None
+        store = self._make_store(checked, capacity, recover, options)
         self._pid = os.getpid()
         self._connection = Connection(store)
         self._stopped = threading.Event()
@@ -119,6 +127,26 @@ class Server:
             self.stop()
             raise
 
+    def _make_store(
+        self,
+        tables: Sequence[Table] | None,
+        capacity: int | None,
+        recover: bool,
+        bridge: tuple[str, Any, bool, bool] | None,
+    ) -> Store:
+        """Makes or takes over the store, once the bridge, if there is to be one, listens."""
+        try:
+            if bridge is not None:
+                self._socket.close()  # the bridge listens there itself
+                self._bridge = _bind_bridge(self._port, *bridge)
+            store = recovery.take_over(self._name, tables, self._port) if recover else None
+            return _create(self._name, tables, capacity, self._port) if store is None else store
+        except BaseException:
+            self._socket.close()
+            if self._bridge is not None:
+                self._bridge.stop()
+            raise
+
     def _start_threads(self, tables: Sequence[Table]) -> None:
         self._extensions = ExtensionThread.make(self._connection, tables)
         arguments = (weakref.ref(self), self._connection.native, self._stopped)
@@ -128,6 +156,8 @@ class Server:
             self._threads.append(thread)
         if self._extensions is not None:
             self._threads.append(self._extensions.start(self._stopped))
+        if self._bridge is not None:
+            self._bridge.start(self.address)
 
     @property
     def port(self) -> int:
@@ -179,6 +209,8 @@ class Server:
         if self._stopped.is_set() or os.getpid() != self._pid:
             return
         self._stopped.set()
+        if self._bridge is not None:
+            self._bridge.stop()
         store = self._connection.store
         store.unlink()
         for thread in self._threads:
@@ -259,6 +291,9 @@ def _reserve_port(port: Any) -> tuple[socket.socket, int]:
     if not 0 <= number < 65536 or (port is not None and number == 0):
         raise errors.InvalidArgumentError(f"port must be in [1, 65535] or None, got {port}")
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if port is not None:
+        # Connections of a server that had the port before may still be fading away.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         reserved.bind(("127.0.0.1", number))
     except OSError as e:
@@ -267,6 +302,13 @@ def _reserve_port(port: Any) -> tuple[socket.socket, int]:
             f"port {number} cannot be used ({e.strerror}); choose another or leave it out"
         ) from e
     return reserved, reserved.getsockname()[1]
+
+
+def _bind_bridge(port: int, bind: str, auth: Any, insecure: bool, compress: bool) -> Any:
+    """A bridge that listens already. Imported here: a server without one does not need ZeroMQ."""
+    from shmreplay.bridge.server import BridgeServer
+
+    return BridgeServer(port, bind=bind, keys=auth, insecure=insecure, compress=compress)
 
 
 def _reserve_again(port: int) -> tuple[socket.socket, int]:

@@ -92,9 +92,13 @@ class StructuredWriter(StructuredCore):
         plans = [compile_config(config) for config in configs]
         reach = reach_of(configs)
         self._writer = make_writer(reach)
-        native = isinstance(self._writer, WriterCore)
+        native = isinstance(self._writer, WriterCore) and self._writer.in_native_code
         evaluator = None if native else PatternEvaluator(self._writer, plans, reach)
         try:
+            if isinstance(self._writer, WriterCore):
+                for plan in plans:
+                    priority = plan.weight if plan.td_column < 0 else 0.0
+                    self._writer.check_target(plan.table, priority)
             super().__init__(self._writer, plans, evaluator)
         except BaseException:
             self._writer.close()

@@ -31,7 +31,12 @@ class TrajectoryWriter(WriterCore):
     """
 
     def __init__(
-        self, connection: Connection, num_keep_alive_refs: int, *, validate_items: bool = True
+        self,
+        connection: Connection,
+        num_keep_alive_refs: int,
+        *,
+        validate_items: bool = True,
+        confirm: bool = True,
     ) -> None:
         """See `Client.trajectory_writer`."""
         session = connection.new_session(_native.SESSION_WRITER)
@@ -45,7 +50,12 @@ class TrajectoryWriter(WriterCore):
         self._error: BaseException | None = None
 
     def __new__(
-        cls, connection: Connection, num_keep_alive_refs: int, *, validate_items: bool = True
+        cls,
+        connection: Connection,
+        num_keep_alive_refs: int,
+        *,
+        validate_items: bool = True,
+        confirm: bool = True,
     ) -> TrajectoryWriter:
         """Opens the writer's place in the store."""
         connection.check_open()

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -66,6 +67,13 @@ def _nothing_left_in_shared_memory() -> Iterator[None]:
 def unique_name() -> Callable[[], str]:
     """Makes store names that nobody else on the machine uses."""
     return lambda: f"test-{os.getpid()}-{next(_serial)}"
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody uses just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -42,10 +42,14 @@ LAYERS = [
     {"batches", "sampler", "trajectory_writer"},
     {"live_table", "structured_writer", "writer"},
     {"client", "structured", "pattern_stream", "extension_thread"},
+    {"bridge"},
     {"server", "dump", "dataset", "tf_client"},
     {"cli", "integrations", "pybind"},
     {"__main__", "trajectory_dataset", "timestep_dataset", "pattern_dataset"},
 ]
+
+# What is imported only where it is called for, by functions: a client's way to other hosts.
+LATE = {("client", "bridge")}
 
 # The same for the core, where a name without a suffix stands for header and source: a header knows
 # only those above, a source file also those of its own line.
@@ -248,7 +252,10 @@ def modules() -> dict[str, list[str]]:
     for path in LIBRARY:
         module = path.relative_to(PACKAGE).with_suffix("").parts[0]
         if module != "__init__":
-            found.setdefault(module, []).extend(imported(ast.parse(path.read_text()), nested=True))
+            names = set(imported(ast.parse(path.read_text()), nested=True)) - {module}
+            early = set(imported(ast.parse(path.read_text()), nested=False))
+            names -= {name for name in names - early if (module, name) in LATE}
+            found.setdefault(module, []).extend(names)
     statements = re.findall(
         r"^from shmreplay(?:\.(\w+))? import ([^(\n]+|\([^)]*\))",
         (PACKAGE / "_native.pyx").read_text(),

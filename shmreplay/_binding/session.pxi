@@ -50,6 +50,9 @@ cdef class Session:
     cdef Store store
     cdef sr_ses ses
     cdef bint open
+    # Of a batch whose insertion is to be continued, 0: none.
+    cdef uint64_t batch_episode
+    cdef uint32_t batch_position
     # What keeps the process attached to the store, until the session is closed.
     cdef public object hold
 
@@ -329,19 +332,20 @@ cdef class Session:
     # -------------------------------------------------------------- batch insert
 
     def insert_batch(self, uint32_t table, list columns, uint64_t n, priorities, uint32_t schema,
-                     timeout, describe, uint64_t episode_id, keys):
+                     timeout, describe, uint64_t episode_id, keys, bint resumable=False):
         """One item a row of C-contiguous arrays with leading axis n.
 
         Fills keys (uint64[n]); all are in when this returns.
 
-        Raises DeadlineExceededError with `inserted` set to the number of rows that are in.
+        Raises DeadlineExceededError where only some are in: those whose key is not 0. With
+        `resumable` the next call on this session then continues the batch, in the same episode, or
+        `end_batch` gives it up.
         """
         self.usable()
         cdef uint32_t n_cols = <uint32_t>len(columns)
         cdef Py_buffer *bufs = <Py_buffer *>calloc(n_cols + 2, sizeof(Py_buffer))
         cdef uint32_t got = 0, i
-        cdef uint32_t positions[1]
-        cdef uint64_t episode = 0
+        cdef bint keep = False
         cdef int rc
         if bufs == NULL:
             raise MemoryError
@@ -353,20 +357,35 @@ cdef class Session:
             got += 1
             PyObject_GetBuffer(keys, &bufs[n_cols + 1], PyBUF_WRITABLE)
             got += 1
-            with nogil:
-                rc = sr_episode_new(&self.ses, episode_id, &episode, positions)
-            if self.store.swept(rc):
-                rc = sr_episode_new(&self.ses, episode_id, &episode, positions)
-            if rc != SR_OK:
-                raise_status(rc, "insert_batch", self.store)
+            if self.batch_episode == 0:
+                with nogil:
+                    rc = sr_episode_new(
+                        &self.ses, episode_id, &self.batch_episode, &self.batch_position)
+                if self.store.swept(rc):
+                    rc = sr_episode_new(
+                        &self.ses, episode_id, &self.batch_episode, &self.batch_position)
+                if rc != SR_OK:
+                    self.batch_episode = 0
+                    raise_status(rc, "insert_batch", self.store)
             try:
-                self.insert_rows(table, bufs, n_cols, n, schema, timeout, describe, episode)
+                self.insert_rows(
+                    table, bufs, n_cols, n, schema, timeout, describe, self.batch_episode)
+            except errors.DeadlineExceededError:
+                keep = resumable
+                raise
             finally:
-                sr_release(&self.ses, 1, positions)
+                if not keep:
+                    self.end_batch()
         finally:
             for i in range(got):
                 PyBuffer_Release(&bufs[i])
             free(bufs)
+
+    def end_batch(self):
+        """A batch that was to be continued is not. Nothing if there is none."""
+        if self.batch_episode != 0:
+            self.batch_episode = 0
+            sr_release(&self.ses, 1, &self.batch_position)
 
     cdef int insert_rows(self, uint32_t table, Py_buffer *bufs, uint32_t n_cols, uint64_t n,
                          uint32_t schema, object timeout, object describe,

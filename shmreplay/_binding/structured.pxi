@@ -115,12 +115,7 @@ cdef class StructuredCore:
         place = {index: i for i, index in enumerate(self.used)}
         self.plans = [PatternPlan(config, place) for config in configs]
         for plan in self.plans:
-            number = self.writer.tables.get(plan.table)
-            if number is None:
-                raise table_not_found(plan.table, self.writer.tables, for_item=True)
-            plan.t = number
-            if plan.td_column < 0:
-                self.writer.checked_priority(plan.t, plan.table, plan.weight)
+            plan.t = self.writer.tables[plan.table]
 
     @property
     def step_is_open(self):

@@ -17,6 +17,7 @@ cdef struct step_mark:
 DEF SCRATCH = 16  # bytes for a scalar
 DEF FOREIGN = 0x3fffffff  # number of a column that belongs to another writer
 DEF RUNS_MAX = 65535
+DEF MAX_VALUES = 1 << 56   # number of a value, of which a year of appends does not come near
 
 
 cdef class Column:
@@ -129,6 +130,7 @@ cdef class Group:
     """Columns that come together, and the blocks of their rows."""
 
     cdef list columns
+    cdef tuple numbers
     cdef uint32_t n
     cdef uint64_t *row_bytes
     cdef uint64_t total
@@ -140,6 +142,7 @@ cdef class Group:
     def __cinit__(self, list columns):
         cdef Column c
         self.columns = columns
+        self.numbers = tuple([(<Column>c).number for c in columns])
         self.n = <uint32_t>len(columns)
         self.row_bytes = <uint64_t *>malloc(self.n * sizeof(uint64_t))
         if self.row_bytes == NULL:
@@ -600,6 +603,10 @@ cdef class WriterCore:
     Methods lock it, so that threads may share it; waiting is done by the caller without the lock.
     """
 
+    # May native code append and create items without calling `append` and `create_item`? Not where
+    # a subclass does more in them.
+    in_native_code = True
+
     cdef readonly Session session
     cdef PyThread_type_lock lock
     cdef unsigned long owner             # thread that holds the lock, 0: none
@@ -623,6 +630,7 @@ cdef class WriterCore:
     cdef uint32_t episode_position
     cdef readonly object pending         # deque of Pending
     cdef readonly bint in_place          # a step is being written in place
+    cdef readonly tuple row_columns      # numbers of the columns of the last row; None: no row
     cdef list histories                  # ColumnHistory, which do not count this writer
     cdef public object history_cache     # what `history` gives, None: to be made
     cdef Group place_group
@@ -737,6 +745,7 @@ cdef class WriterCore:
         if self.in_place:
             raise errors.WriterStateError(
                 "a step is being written in place; leave its `with next_step()` block first")
+        self.row_columns = None
         if (plan is not None and plan.flat and type(data) is dict
                 and self.append_plain(<dict>data, plan)):
             pass
@@ -788,6 +797,7 @@ cdef class WriterCore:
         for i in range(n):
             (<Column>plan.columns[i]).push(self.step, group.block, group.rows, i)
         group.rows += 1
+        self.row_columns = group.numbers
         return True
 
     cdef void close_step(self) noexcept:
@@ -882,6 +892,7 @@ cdef class WriterCore:
             for i in range(n):
                 (<Column>columns[i]).push(self.step, group.block, group.rows, i)
             group.rows += 1
+            self.row_columns = group.numbers
         finally:
             for i in range(got):
                 if <void *>bufs[i].obj != NULL:
@@ -897,6 +908,100 @@ cdef class WriterCore:
                 rc = sr_block_append(&self.session.ses, group.block, src, self.episode)
         if rc != SR_OK:
             raise_status(rc, "writing a step")
+        return 0
+
+    def append_rows(self, tuple numbers, list arrays, Py_ssize_t n, bint close):
+        """Append n rows of declared columns: row i of each array [n, ...] is one.
+
+        Arrays are C-contiguous and of exactly the columns' dtypes and shapes; without columns,
+        steps are only counted.
+
+        Args:
+            numbers: Of the columns.
+            arrays: One for each.
+            n: Rows; 1 unless each closes its step.
+            close: Each row closes its step, else the step stays open.
+
+        Raises:
+            SignatureError: A column is not known, or has a value in this step already.
+            InvalidArgumentError: An array has not exactly the bytes of n rows.
+            ArenaFullError: No memory. The rows before are appended.
+        """
+        cdef Group group
+        cdef Py_ssize_t i
+        self.enter()
+        try:
+            if self.in_place or (n != 1 and not close):
+                raise errors.WriterStateError("rows cannot be appended to an open step")
+            for k in numbers:
+                if not 0 <= k < len(self.columns):
+                    raise errors.SignatureError(f"column {k} of {len(self.columns)}")
+                if self.step_open and (<Column>self.columns[k]).open_step == self.step:
+                    raise errors.SignatureError(
+                        f"Field {(<Column>self.columns[k]).path} has already been set in the "
+                        "active step by previous (partial) append call")
+            if len(set(numbers)) != len(numbers) or len(arrays) != len(numbers):
+                raise errors.SignatureError(f"{len(arrays)} arrays for the columns {numbers}")
+            group = self.groups.get(numbers) if numbers else None
+            if group is None and numbers:
+                group = Group([self.columns[k] for k in numbers])
+                self.groups[numbers] = group
+            if group is not None:
+                self.append_arrays(group, arrays, n, close)
+            else:
+                for i in range(n):
+                    self.step_open = True
+                    if close:
+                        self.close_step()
+        finally:
+            self.leave()
+
+    def stage_row(self, list buffers):
+        """Append the bytes of the last row to bytearrays, one for each of `row_columns`."""
+        cdef Py_ssize_t i = 0, at
+        cdef Column c
+        cdef cell *x
+        self.enter()
+        try:
+            for number in self.row_columns:
+                c = self.columns[number]
+                x = &c.ring[(c.count - 1) & c.mask]
+                at = PyByteArray_GET_SIZE(buffers[i])
+                PyByteArray_Resize(buffers[i], at + <Py_ssize_t>c.row_bytes)
+                memcpy(
+                    PyByteArray_AS_STRING(buffers[i]) + at,
+                    sr_block_cell(&self.session.store.st, x.block, x.col, x.row), c.row_bytes)
+                i += 1
+        finally:
+            self.leave()
+
+    cdef int append_arrays(self, Group group, list arrays, Py_ssize_t n, bint close) except -1:
+        cdef Py_buffer bufs[SR_COLUMNS_MAX]
+        cdef const void *src[SR_COLUMNS_MAX]
+        cdef uint32_t c, got = 0
+        cdef Py_ssize_t i
+        try:
+            for c in range(group.n):
+                PyObject_GetBuffer(arrays[c], &bufs[c], PyBUF_C_CONTIGUOUS)
+                got += 1
+                if <uint64_t>bufs[c].len != <uint64_t>n * group.row_bytes[c]:
+                    raise errors.InvalidArgumentError(
+                        f"column {group.numbers[c]}: {bufs[c].len} bytes for {n} rows of "
+                        f"{group.row_bytes[c]}")
+            for i in range(n):
+                for c in range(group.n):
+                    src[c] = <char *>bufs[c].buf + <uint64_t>i * group.row_bytes[c]
+                self.ensure_row(group)
+                self.copy_row(group, src)
+                for c in range(group.n):
+                    (<Column>group.columns[c]).push(self.step, group.block, group.rows, c)
+                group.rows += 1
+                self.step_open = True
+                if close:
+                    self.close_step()
+        finally:
+            for c in range(got):
+                PyBuffer_Release(&bufs[c])
         return 0
 
     # -------------------------------------------------------------- blocks
@@ -1042,6 +1147,7 @@ cdef class WriterCore:
                     (<Column>c).push(
                         self.step, self.place_group.block, self.place_group.rows, <uint32_t>i)
                 self.place_group.rows += 1
+                self.row_columns = self.place_group.numbers
                 self.close_step()
             self.place_group = None
         finally:
@@ -1203,6 +1309,13 @@ cdef class WriterCore:
         if rc != SR_OK:
             raise_status(rc, "replace_item", self.session.store)
         return bool(found)
+
+    def check_target(self, table, priority):
+        """Raise what create_item would say of this table and this priority."""
+        number = self.tables.get(table) if isinstance(table, str) else None
+        if number is None:
+            raise table_not_found(table, self.tables, for_item=True)
+        self.checked_priority(number, table, priority)
 
     cdef double checked_priority(self, uint32_t t, str table, object priority) except? -1.0:
         cdef double p
@@ -1462,7 +1575,8 @@ cdef class WriterCore:
         for i in range(plan.n):
             c = <TrajectoryColumn>leaves[i]
             key = signature_key(c)
-            if key != plan.signature_key[i] or c.column.number == FOREIGN:
+            if (key != plan.signature_key[i] or c.column.number == FOREIGN
+                    or c.writer is not self):
                 same = False
                 plan.signature_key[i] = key
         if not same:
@@ -1600,6 +1714,65 @@ cdef class WriterCore:
         t.n = 1
         t.first = t.column.count - 1
         return t
+
+    def column_at(self, uint32_t number, bint squeeze, int64_t first, int64_t stride,
+                  Py_ssize_t n, list values=None):
+        """A trajectory column of values by their numbers: `values`, or first, first + stride, ...
+
+        Whether they are within reach is for the item to check.
+        """
+        cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
+        cdef Py_ssize_t i
+        if number >= len(self.columns):
+            raise errors.InvalidArgumentError(f"column {number} of {len(self.columns)}")
+        if n < 1 or n > MAX_KEEP_ALIVE or (squeeze and n != 1):
+            raise errors.InvalidArgumentError(f"a trajectory column of {n} values")
+        t.writer = self
+        t.column = self.columns[number]
+        t.squeeze = squeeze
+        t.n = n
+        if values is None:
+            if first < 0 or first >= MAX_VALUES or stride < -MAX_KEEP_ALIVE or (
+                    stride > MAX_KEEP_ALIVE):
+                raise errors.InvalidArgumentError(f"values from {first} in steps of {stride}")
+            t.first = first
+            t.stride = stride
+            return t
+        if len(values) != n:
+            raise errors.InvalidArgumentError(f"{len(values)} values, expected {n}")
+        t.values = <int64_t *>malloc(n * sizeof(int64_t))
+        if t.values == NULL:
+            raise MemoryError
+        for i in range(n):
+            t.values[i] = values[i]
+        return t
+
+    def item_references(self, uint32_t t, str table, priority, trajectory):
+        """What create_item would insert: (priority, schema number, reference of each column).
+
+        A reference is (writer, column number, squeezed, first value, stride, length, values), where
+        values is None or a list of their numbers. Raises what create_item would raise.
+        """
+        cdef list leaves = []
+        cdef list out = []
+        cdef TrajectoryColumn c
+        cdef double p = self.checked_priority(t, table, priority)
+        cdef ItemPlan plan = self.match_plan(trajectory, leaves)
+        self.check_columns(leaves)
+        self.enter()
+        try:
+            self.identify(plan, t, table, trajectory, leaves)
+            check_alive(leaves)
+        finally:
+            self.leave()
+        for c in leaves:
+            if c.writer.session.store is not self.session.store:
+                raise errors.InvalidArgumentError(
+                    f"column {c.column.path} belongs to a writer of another store")
+            out.append((
+                c.writer, c.column.number, c.squeeze, c.first, c.stride, c.n,
+                None if c.values == NULL else [c.values[i] for i in range(c.n)]))
+        return p, plan.schema, out
 
     # -------------------------------------------------------------- episodes and configuration
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import free_port
+
 if TYPE_CHECKING:
     from shmreplay import Client, Server, Table
 
-TRANSPORTS = ("shm",)
+TRANSPORTS = ("shm", "tcp")
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -24,8 +26,12 @@ def make_client(
     with ExitStack() as stack:
 
         def make(tables: Sequence[Table], **options: Any) -> tuple[Server, Client]:
+            if request.param == "tcp":
+                options = {"port": free_port(), **options}
             server = make_server(tables, **options)
-            address = {"shm": server.address}[request.param]
+            address = {"shm": server.address, "tcp": f"tcp://127.0.0.1:{server.port}"}[
+                request.param
+            ]
             return server, stack.enter_context(shmreplay.Client(address))
 
         yield make

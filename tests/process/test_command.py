@@ -481,3 +481,15 @@ def test_clean_of_all() -> None:
     assert [line.split(" (")[0] for line in lines[:2]] == ["removed one", "removed two"]
     assert "three" in done.stdout
     assert lines[-1] == "no stores of user 0 in /dev/shm"
+
+
+# --- keygen -------------------------------------------------------------------------------------
+
+
+def test_keygen_makes_a_pair_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["keygen", "--json", str(tmp_path / "keys"), "actor"]) == cli.OK
+    paths = json.loads(capsys.readouterr().out)
+    assert Path(paths["secret"]).stat().st_mode & 0o777 == 0o600
+    assert Path(paths["public"]).read_text() != Path(paths["secret"]).read_text()
+    assert cli.main(["keygen", str(tmp_path / "keys"), "actor"]) == cli.USAGE
+    assert "there already" in capsys.readouterr().err

@@ -1,0 +1,313 @@
+"""The server's side of a remote writer: a writer of the store, fed with steps and items."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmreplay import errors, item_schema, limits
+from shmreplay.bridge.protocol import (
+    FAILED,
+    HELD,
+    INSERTED,
+    ITEM_BODY,
+    LISTED,
+    REFERENCE,
+    SQUEEZED,
+    STATE,
+    Op,
+    encode_error,
+)
+from shmreplay.bridge.scheduler import Task, Work
+from shmreplay.bridge.wire import Reader, Writer, steps_of_a_run
+from shmreplay.connection import Connection
+from shmreplay.errors import ProtocolError
+from shmreplay.item_schema import ItemSchema
+from shmreplay.spec import DTYPE_OF_CODE
+from shmreplay.trajectory_writer import TrajectoryWriter
+
+__all__ = ["Channel"]
+
+
+class _BridgeWriter(TrajectoryWriter):
+    """A writer that never waits and has no thread: the scheduler does both."""
+
+    def window_grew(self) -> None:
+        """The channel sees to what is held back."""
+
+    def make_room(self, table: str) -> None:
+        """The channel has looked: there is room."""
+
+
+@dataclasses.dataclass
+class _Item:
+    """An item as it came."""
+
+    table: int
+    schema: int
+    priority: float
+    timeout: float
+    references: list[tuple[int, int, int, int, int, int, list[int] | None]]
+
+
+class Channel:
+    """One remote writer."""
+
+    def __init__(
+        self, connection: Connection, number: int, keep: int, validate: bool, channels: Any
+    ) -> None:
+        """Opens its place in the store.
+
+        Args:
+            connection: To the store.
+            number: By which its client names it.
+            keep: Steps within reach.
+            validate: Whether items are checked against their table's signature.
+            channels: All channels of the client by number, for references between writers.
+        """
+        if not 1 <= keep <= limits.BRIDGE_KEEP_ALIVE:
+            raise errors.InvalidArgumentError(
+                f"num_keep_alive_refs must be in [1, {limits.BRIDGE_KEEP_ALIVE}] for a remote"
+                f" writer, got {keep}"
+            )
+        self.writer = _BridgeWriter(connection, keep, validate_items=validate)
+        self.tasks: deque[Task] = deque()
+        """Messages that are not finished, the first at work."""
+        self.error: errors.ReverbError | None = None
+        self.draining = False
+        """Whether a task inserts what was held back."""
+        self.drain_task: Task | None = None
+        self._connection = connection
+        self._number = number
+        self._keep = keep
+        # Steps within reach and longest block, by the column's path; None: chosen.
+        self._keeps: dict[tuple[Any, ...], tuple[int, int | None]] = {}
+        self._kept = 0
+        self._schemas: list[ItemSchema] = []
+        self._channels = channels
+        self._names = {n: name for name, n in connection.tables.items()}
+
+    # ------------------------------------------------------------------ a message
+
+    def write(self, reader: Reader) -> Work:
+        """Does what a WRITE message says, record by record. Its result is the answer."""
+        if self.error is not None:
+            raise self.error
+        states = Writer()
+        n = 0
+        while not reader.at_end:
+            op = reader.u8()
+            if op == Op.ITEM:
+                n += 1
+                yield from self._item(_read_item(reader), states)
+            else:
+                self._other(op, reader)
+        reader.finish()
+        body = Writer()
+        body.u32(n)
+        body.meta += states.meta
+        return body
+
+    def _other(self, op: int, reader: Reader) -> None:
+        """Whatever fails here leaves the writer without what its client believes it has."""
+        try:
+            match op:
+                case Op.COLUMN:
+                    self._column(reader)
+                case Op.ROWS:
+                    self._rows(reader)
+                case Op.SCHEMA:
+                    self._schema(reader)
+                case Op.EPISODE:
+                    self.writer.finish_episode(bool(reader.u8()))
+                case Op.CONFIGURE:
+                    self._configure(reader)
+                case _:
+                    raise ProtocolError(f"a record of unknown kind {op}")
+        except ProtocolError:
+            raise
+        except errors.ReverbError as error:
+            self.error = error
+            raise
+
+    def _column(self, reader: Reader) -> None:
+        path, code, ndim = _path(reader.text()), reader.u8(), reader.u8()
+        if code not in DTYPE_OF_CODE or ndim > limits.MAX_DIMS:
+            raise ProtocolError(f"a column of dtype {code} and {ndim} dimensions")
+        shape = tuple(reader.u64() for _ in range(ndim))
+        if math.prod(shape) * DTYPE_OF_CODE[code].itemsize > limits.BRIDGE_MESSAGE_BYTES:
+            raise errors.InvalidArgumentError(
+                f"column {path}: a value of shape {list(shape)} does not fit a message of at most"
+                f" {limits.BRIDGE_MESSAGE_BYTES} bytes"
+            )
+        keep, rows = self._keeps.get(path, (self._keep, None))
+        if path not in self._keeps:
+            self._reserve(path, keep, rows)
+        expected = len(self.writer.columns)
+        nbytes = math.prod(shape) * DTYPE_OF_CODE[code].itemsize
+        self.writer.configure_column(path, keep + steps_of_a_run(nbytes), rows)
+        if self.writer.declare_column(path, code, shape) != expected:
+            raise ProtocolError(f"column {path} was declared twice")
+
+    def _reserve(self, path: tuple[Any, ...], keep: int, rows: int | None) -> None:
+        """Bounds the history, of which every step takes memory whether it is used or not."""
+        kept = self._kept - self._keeps.get(path, (0, None))[0] + keep
+        if kept > limits.BRIDGE_KEEP_ALIVE:
+            raise errors.InvalidArgumentError(
+                f"the columns of a remote writer keep {kept} steps within reach; at most"
+                f" {limits.BRIDGE_KEEP_ALIVE}. Use a smaller num_keep_alive_refs."
+            )
+        self._kept = kept
+        self._keeps[path] = (keep, rows)
+
+    def _configure(self, reader: Reader) -> None:
+        path, keep, rows = _path(reader.text()), reader.u32(), reader.u32()
+        if not 1 <= keep <= limits.BRIDGE_KEEP_ALIVE or rows > keep:
+            raise ProtocolError(f"column {path} configured to {keep} steps, {rows} rows")
+        if path not in self._keeps and len(self._keeps) >= 2 * limits.MAX_COLUMNS:
+            raise ProtocolError(f"a writer of more than {len(self._keeps)} columns")
+        self._reserve(path, keep, rows or None)
+        for column in self.writer.columns:
+            if column.path == path:
+                keep += steps_of_a_run(column.row_bytes)
+                self.writer.configure_column(path, keep, rows or None)
+
+    def _rows(self, reader: Reader) -> None:
+        n_columns = reader.u16()
+        if n_columns > limits.MAX_COLUMNS:
+            raise ProtocolError(f"a step of {n_columns} columns")
+        numbers = tuple(reader.u16() for _ in range(n_columns))
+        rows, close = reader.count(limits.BRIDGE_RUN_STEPS, "steps"), reader.u8()
+        columns = self.writer.columns
+        if any(number >= len(columns) for number in numbers) or rows == 0 or close > 1:
+            raise ProtocolError("a step has columns that were not declared")
+        arrays: list[npt.NDArray[Any]] = []
+        for number in numbers:
+            column, array = columns[number], reader.array()
+            if array.dtype != DTYPE_OF_CODE[column.code] or array.shape != (rows, *column.shape):
+                raise ProtocolError(f"steps of column {column.path} do not fit it")
+            arrays.append(array)
+        self.writer.append_rows(numbers, arrays, rows, bool(close))
+
+    def _schema(self, reader: Reader) -> None:
+        if len(self._schemas) >= limits.MAX_NESTING * limits.MAX_COLUMNS:
+            raise ProtocolError(f"a writer of more than {len(self._schemas)} item structures")
+        try:
+            self._schemas.append(item_schema.decode(reader.blob()))
+        except errors.TableCorruptedError as error:
+            raise ProtocolError(str(error)) from None
+
+    # ------------------------------------------------------------------ items
+
+    def _item(self, item: _Item, states: Writer) -> Work:
+        """Inserts an item, or holds it back; waits where the window is full."""
+        writer = self.writer
+        try:
+            name = self._names.get(item.table)
+            if name is None:
+                raise ProtocolError(f"an item for table {item.table}, which is not there")
+            trajectory = self._trajectory(item)
+            if math.isnan(item.timeout):
+                while len(writer.pending) >= limits.WRITER_WINDOW_ITEMS:
+                    before = len(writer.pending)
+                    writer.insert_pending()
+                    if len(writer.pending) == before:
+                        yield self.held_back()
+                key = writer.create_item(name, item.priority, trajectory)
+            else:
+                key = yield from self._insert(item, name, trajectory)
+        except ProtocolError:
+            raise
+        except errors.ReverbError as error:
+            states.meta += STATE.pack(FAILED, 0)
+            encode_error(states, error)
+        else:
+            states.meta += STATE.pack(HELD if key is None else INSERTED, key or 0)
+
+    def _insert(self, item: _Item, name: str, trajectory: Any) -> Work:
+        """Inserts an item as the limiter allows, within its time."""
+        task, end = self.tasks[0], time.monotonic() + item.timeout
+        describe = self._connection.describe_wait(item.table, "insert")
+        while True:
+            try:
+                return self.writer.insert_now(
+                    item.table, name, item.priority, trajectory, 0.0, describe
+                )
+            except errors.DeadlineExceededError:
+                if time.monotonic() >= end or task.cancelled:
+                    raise errors.DeadlineExceededError(
+                        f"0 items inserted within {item.timeout} s, the next was held back:"
+                        f" {describe()}"
+                    ) from None
+            task.deadline = end
+            yield item.table, "insert"
+
+    def _trajectory(self, item: _Item) -> Any:
+        if item.schema >= len(self._schemas):
+            raise ProtocolError(f"an item of structure {item.schema}, which was not declared")
+        schema = self._schemas[item.schema]
+        if len(item.references) != len(schema.columns):
+            raise ProtocolError("an item has another number of columns than its structure")
+        columns = []
+        for owner, column, flags, length, first, stride, values in item.references:
+            channel = self if owner == self._number else self._channels.get(owner)
+            if channel is None:
+                raise errors.WriterClosedError("an item refers to steps of a writer that is closed")
+            squeezed = bool(flags & SQUEEZED)
+            columns.append(
+                channel.writer.column_at(column, squeezed, first, stride, length, values)
+            )
+        return schema.unflatten(columns)
+
+    def held_back(self) -> Hashable:
+        """What the first item that is held back waits for."""
+        return self.writer.pending_table(), "insert"
+
+    def drain(self) -> Work:
+        """Inserts what was held back, in order, as the limiter allows."""
+        while self.writer.pending:
+            if self.writer.insert_pending() is not None:
+                yield self.held_back()
+
+    def describe_wait(self) -> str:
+        """What its items that are held back wait for."""
+        return self.writer._describe_wait()
+
+    def close(self) -> int:
+        """Gives the place back; the number of items that were held back and are lost."""
+        return self.writer.shut()
+
+
+def _path(text: str) -> tuple[Any, ...]:
+    try:
+        path = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a path is not JSON: {error}") from None
+    plain = isinstance(path, list) and len(path) <= limits.MAX_NESTING
+    if not plain or not all(isinstance(key, str | int | float) for key in path):
+        raise ProtocolError(f"the path {text[:80]!r} is not a list of keys")
+    return tuple(path)
+
+
+def _read_item(reader: Reader) -> _Item:
+    table, schema, priority, timeout, n = reader.unpack(ITEM_BODY)
+    if n > limits.MAX_COLUMNS:
+        raise ProtocolError(f"an item of {n} columns")
+    references = []
+    for _ in range(n):
+        owner, column, flags, length, first, stride = reader.unpack(REFERENCE)
+        if flags > SQUEEZED | LISTED or not 1 <= length <= limits.BRIDGE_KEEP_ALIVE:
+            raise ProtocolError(f"a reference of {length} values, flags {flags}")
+        values: list[int] | None = None
+        if flags & LISTED:
+            values = np.frombuffer(reader.take(8 * length), "<i8").tolist()
+        references.append((owner, column, flags, length, first, stride, values))
+    return _Item(table, schema, priority, timeout, references)

@@ -1,0 +1,446 @@
+"""What the server does with messages: sessions, requests in turn, answers exactly once.
+
+Nothing here waits for a client or a rate limiter, and what a client sends can cost that client its
+session and nobody else anything. It knows nothing of sockets. The work itself is done by
+`operations` and `channel`.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shmreplay import errors, limits
+from shmreplay.bridge import protocol
+from shmreplay.bridge.channel import Channel
+from shmreplay.bridge.operations import Operations
+from shmreplay.bridge.protocol import Header, Kind
+from shmreplay.bridge.scheduler import Scheduler, Task, Work
+from shmreplay.bridge.sessions import Session
+from shmreplay.bridge.wire import Reader, Writer
+from shmreplay.errors import ProtocolError
+
+__all__ = ["Dispatcher", "Sent"]
+
+_log = logging.getLogger(__name__)
+
+
+class Sent(enum.Enum):
+    """What became of a message to a peer."""
+
+    YES = enum.auto()
+    LATER = enum.auto()
+    """It takes no more now."""
+    GONE = enum.auto()
+
+
+class Dispatcher:
+    """Serves one store to remote clients. Used by one thread."""
+
+    def __init__(
+        self,
+        store_address: str,
+        endpoint: str,
+        compress: bool,
+        send: Callable[[bytes, list[Any]], Sent],
+    ) -> None:
+        """Attaches to the store.
+
+        Args:
+            store_address: `'shm://NAME'`.
+            endpoint: Where clients connect to, for messages.
+            compress: Compress for clients that ask for it.
+            send: Sends frames to a peer.
+        """
+        self.endpoint = endpoint
+        self._compress = compress
+        self._send_frames = send
+        self._operations = Operations(store_address)
+        self._store_name = store_address.removeprefix("shm://")
+        self._scheduler = Scheduler(self._operations.may_help)
+        self._sessions: dict[bytes, Session] = {}
+        self._peers: dict[bytes, Session] = {}
+        self._strangers: OrderedDict[bytes, None] = OrderedDict()
+        self._nbytes = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do before the next message."""
+        return self._scheduler.idle and not any(s.backlog for s in self._peers.values())
+
+    def turn(self) -> None:
+        """Lets what waits try again."""
+        self._scheduler.expire()
+        self._scheduler.retry()
+        self._send_backlogs()
+
+    def close(self) -> None:
+        """Takes leave of all clients."""
+        for session in list(self._sessions.values()):
+            self._send(session, protocol.encode(Kind.BYE, Writer()))
+            self._drop(session)
+        self._operations.close()
+
+    def sweep(self) -> None:
+        """Gives up clients that were not heard of for long."""
+        limit = time.monotonic() - limits.BRIDGE_EXPIRE_S
+        for session in list(self._sessions.values()):
+            if session.seen_at < limit:
+                _log.warning("%s: a client was not heard of for long, and given up", self.endpoint)
+                self._drop(session)
+
+    # ------------------------------------------------------------------ receiving
+
+    def take(self, peer: bytes, frames: Sequence[Any], n: int) -> None:
+        """Takes a message.
+
+        Args:
+            peer: Who sent it, as `send` knows it.
+            frames: Its frames as buffers; if it has too many, only the first.
+            n: How many it has.
+        """
+        if peer in self._strangers:
+            return
+        try:
+            self._take(peer, frames, n)
+        except (ProtocolError, errors.VersionMismatchError) as error:
+            self._refuse(peer, error)
+        except Exception as error:  # whatever it is, it must not cost anybody else anything
+            _log.exception("%s: a message could not be dealt with", self.endpoint)
+            self._refuse(peer, ProtocolError(f"the server failed: {type(error).__name__}: {error}"))
+
+    def _take(self, peer: bytes, frames: Sequence[Any], n: int) -> None:
+        if n < 2:
+            raise ProtocolError(f"a message of {n} frames")
+        header = protocol.read_header(frames[0])
+        if n != len(frames):
+            raise ProtocolError(f"a message of {n} frames")
+        protocol.check_parts(header, frames[1:])
+        reader = Reader(frames[1], frames[2:])
+        session = self._peers.get(peer)
+        if header.kind == Kind.HELLO:
+            self._hello(peer, header, reader)
+            return
+        if session is None:
+            raise ProtocolError(f"a message of kind {header.kind.name} before HELLO")
+        session.seen_at = time.monotonic()
+        self._confirmed(session, header.ack)
+        if header.kind in protocol.REQUESTS:
+            self._request(session, header, reader)
+        else:
+            self._notice(session, header, reader)
+
+    def _notice(self, session: Session, header: Header, reader: Reader) -> None:
+        """What has no answer."""
+        match header.kind:
+            case Kind.PING:
+                for _ in range(reader.count(limits.BRIDGE_REQUESTS, "answers")):
+                    self._forget_answer(session, reader.u64())
+                self._send(session, protocol.encode(Kind.PONG, Writer()))
+            case Kind.RELEASE:
+                self._release(session, reader.u64())
+            case Kind.CANCEL:
+                task = session.tasks.get(reader.u64())
+                if task is not None:
+                    self._scheduler.cancel(task)
+            case Kind.BYE:
+                self._drop(session)
+            case _:
+                raise ProtocolError(f"a client does not send {header.kind.name}")
+        reader.finish()
+
+    def _hello(self, peer: bytes, header: Header, reader: Reader) -> None:
+        least, most = reader.u16(), reader.u16()
+        identity, generation, compress = bytes(reader.take(16)), reader.u64(), reader.u8()
+        waiting = {reader.u64() for _ in range(reader.count(limits.BRIDGE_REQUESTS, "requests"))}
+        held = {reader.u64() for _ in range(reader.count(limits.BRIDGE_REQUESTS, "answers"))}
+        reader.finish()
+        if not least <= protocol.VERSION <= most:
+            raise errors.VersionMismatchError(
+                f"the client speaks versions {least} to {most} of the protocol, the server"
+                f" {protocol.VERSION}. Install the same version of shmreplay on both sides."
+            )
+        if peer in self._peers:
+            raise ProtocolError("a second HELLO")
+        session = self._sessions.get(identity)
+        if session is None and generation == 0:
+            if len(self._sessions) >= limits.BRIDGE_SESSIONS:
+                raise ProtocolError(f"the bridge has {limits.BRIDGE_SESSIONS} clients already")
+            session = Session(identity, bool(compress) and self._compress)
+            self._sessions[identity] = session
+        if session is None:
+            # Of an earlier server, or given up: it is told another generation than it knows.
+            self._send_to(peer, protocol.encode(Kind.WELCOME, self._welcome(1, 0)))
+            return
+        if session.peer is not None:
+            self._peers.pop(session.peer, None)
+        session.peer = peer
+        session.reachable = True
+        session.backlog.clear()
+        session.seen_at = time.monotonic()
+        self._peers[peer] = session
+        for sequence in [s for s in session.answers if s not in waiting]:
+            self._forget_answer(session, sequence)
+        for sequence in [s for s in session.lent if s not in held | waiting]:
+            self._release(session, sequence)
+        body = self._welcome(session.generation, session.received)
+        self._send(session, protocol.encode(Kind.WELCOME, body))
+        for sequence in sorted(session.answers):
+            self._send(session, session.answers[sequence])
+
+    def _welcome(self, generation: int, received: int) -> Writer:
+        body = Writer()
+        body.u64(generation)
+        body.u64(received)
+        body.text(self._store_name)
+        configs = self._operations.connection.configs
+        body.u16(len(configs))
+        for config in configs:
+            body.text(config.to_json())
+        return body
+
+    # ------------------------------------------------------------------ requests
+
+    def _request(self, session: Session, header: Header, reader: Reader) -> None:
+        sequence = header.sequence
+        if sequence <= session.received:
+            return  # it came before, and is answered once it is done
+        if sequence != session.received + 1:
+            raise ProtocolError(f"request {sequence} after {session.received}")
+        if len(session.tasks) + len(session.answers) >= limits.BRIDGE_REQUESTS:
+            raise ProtocolError(f"more than {limits.BRIDGE_REQUESTS} requests at once")
+        if session.nbytes + header.total > limits.BRIDGE_SESSION_BYTES + header.total // 2:
+            raise ProtocolError(f"more than {limits.BRIDGE_SESSION_BYTES} bytes at once")
+        session.received = sequence
+        task = Task(lambda t, result, error: self._done(session, t, result, error), sequence)
+        session.tasks[sequence] = task
+        self._account(session, sequence, header.total)
+        if self._nbytes > limits.BRIDGE_TOTAL_BYTES and header.total > limits.BRIDGE_RUN_BYTES:
+            task.work = None
+            self._done(session, task, None, self._too_much())
+            return
+        work = self._work(session, header.kind, reader, task)
+        if work is not None:
+            self._scheduler.start(task, work)
+
+    def _too_much(self) -> errors.ArenaFullError:
+        return errors.ArenaFullError(
+            f"the bridge has {self._nbytes} bytes of requests and answers on their way, at most"
+            f" {limits.BRIDGE_TOTAL_BYTES}; nothing was done. Try again later."
+        )
+
+    def _work(self, session: Session, kind: Kind, reader: Reader, task: Task) -> Work | None:
+        """What a request does; None for messages of writers, which go in line."""
+        if kind in self._operations.kinds:
+            return self._operations.kinds[kind](session, reader, task)
+        if kind == Kind.WRITER_OPEN:
+            return self._open_writer(session, reader)
+        channel = session.channels.get(number := reader.u32())
+        if kind == Kind.WRITER_CLOSE:
+            return self._close_writer(session, number, channel)
+        if channel is None:
+            raise ProtocolError(f"writer {number}, which is not open")
+        if kind == Kind.FLUSH:
+            return self._flush(session, channel, reader, task)
+        channel.tasks.append(task)
+        task.finish = lambda t, result, error: self._written(session, channel, t, result, error)
+        task.work = channel.write(reader)
+        if len(channel.tasks) == 1:
+            self._scheduler.start(task, task.work)
+        return None
+
+    def _open_writer(self, session: Session, reader: Reader) -> Work:
+        number, keep, validate = reader.u32(), reader.u32(), reader.u8()
+        reader.finish()
+        if number in session.channels or len(session.channels) >= limits.BRIDGE_WRITERS:
+            raise errors.StoreLimitError(
+                f"a remote client has at most {limits.BRIDGE_WRITERS} writers; close those that are"
+                " not needed"
+            )
+        session.channels[number] = Channel(
+            self._operations.connection, number, keep, bool(validate), session.channels
+        )
+        return Writer()
+        yield
+
+    def _close_writer(self, session: Session, number: int, channel: Channel | None) -> Work:
+        lost = 0
+        if channel is not None:
+            del session.channels[number]
+            for task in list(channel.tasks):
+                self._scheduler.drop(task)
+                session.tasks.pop(task.sequence, None)
+                self._account(session, task.sequence, 0)
+            lost = channel.close()
+        body = Writer()
+        body.u32(lost)
+        return body
+        yield
+
+    def _written(
+        self,
+        session: Session,
+        channel: Channel,
+        task: Task,
+        result: Any,
+        error: Exception | None,
+    ) -> None:
+        """A message of a writer was dealt with: the next one's turn."""
+        channel.tasks.popleft()
+        self._done(session, task, result, error)
+        if channel.tasks and channel.tasks[0].work is not None:
+            self._scheduler.start(channel.tasks[0], channel.tasks[0].work)
+        if channel.writer.pending and not channel.draining:
+            channel.draining = True
+            drain = Task(lambda t, result, error: self._drained(channel, error))
+            self._scheduler.start(drain, channel.drain())
+            channel.drain_task = drain
+
+    def _drained(self, channel: Channel, error: Exception | None) -> None:
+        channel.draining = False
+        if isinstance(error, errors.ReverbError):
+            channel.error = error
+        elif error is not None:
+            raise error
+
+    def _flush(self, session: Session, channel: Channel, reader: Reader, task: Task) -> Work:
+        n, timeout, what = reader.u32(), reader.timeout(), reader.text(64)
+        reader.finish()
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        task.deadline = end
+        last = channel.tasks[-1] if channel.tasks else None
+        while (last is not None and not last.done) or len(channel.writer.pending) > n:
+            if channel.error is not None:
+                raise channel.error
+            if time.monotonic() >= end or task.cancelled:
+                raise errors.DeadlineExceededError(
+                    f"{what} did not complete within the provided timeout of {timeout} s:"
+                    f" {channel.describe_wait()}. The items stay in line."
+                )
+            yield "flush", channel
+        return Writer()
+
+    # ------------------------------------------------------------------ answers
+
+    def _done(
+        self, session: Session, task: Task, result: Writer | None, error: Exception | None
+    ) -> None:
+        """A request is done: answer it, and keep the answer until the client confirms it."""
+        session.tasks.pop(task.sequence, None)
+        if session.identity not in self._sessions:
+            return
+        kind = Kind.REPLY
+        if error is not None:
+            if isinstance(error, ProtocolError) and session.peer is not None:
+                self._refuse(session.peer, error)
+                return
+            kind, result = Kind.FAILURE, Writer()
+            if not isinstance(error, errors.ReverbError):
+                _log.error("%s: a request failed", self.endpoint, exc_info=error)
+                error = errors.ReverbError(f"the server failed: {type(error).__name__}: {error}")
+            protocol.encode_error(result, error)
+        assert result is not None
+        frames = protocol.encode(kind, result, task.sequence)
+        self._account(session, task.sequence, len(result.meta) + result.nbytes)
+        session.answers[task.sequence] = frames
+        self._send(session, frames)
+
+    def _account(self, session: Session, sequence: int, nbytes: int) -> None:
+        """So many bytes are kept for a request now."""
+        change = nbytes - session.sizes.pop(sequence, 0)
+        if nbytes:
+            session.sizes[sequence] = nbytes
+        session.nbytes += change
+        self._nbytes += change
+
+    def _confirmed(self, session: Session, ack: int) -> None:
+        """The client has all answers up to this one."""
+        if (session.answers and next(iter(session.answers)) <= ack) or len(session.answers) > 8:
+            for sequence in [s for s in session.answers if s <= ack]:
+                self._forget_answer(session, sequence)
+
+    def _forget_answer(self, session: Session, sequence: int) -> None:
+        if session.answers.pop(sequence, None) is not None:
+            self._account(session, sequence, 0)
+
+    def _release(self, session: Session, sequence: int) -> None:
+        lent = session.lent.pop(sequence, None)
+        if lent is not None:
+            self._operations.delivered(lent[1])
+
+    # ------------------------------------------------------------------ sending
+
+    def _send(self, session: Session, frames: list[Any]) -> None:
+        """Sends to a client; what it does not take now waits, and is bounded by what it asked."""
+        if session.peer is None or not session.reachable:
+            return
+        if session.backlog or not self._send_to(session.peer, frames):
+            session.backlog.append(frames)
+
+    def _send_to(self, peer: bytes, frames: list[Any]) -> bool:
+        """False where the peer takes no more now. To one that is gone nothing is sent."""
+        sent = self._send_frames(peer, frames)
+        if sent == Sent.GONE:
+            session = self._peers.get(peer)
+            if session is not None:  # what it said before it went may still come
+                session.reachable = False
+                session.backlog.clear()
+        return sent != Sent.LATER
+
+    def _send_backlogs(self) -> None:
+        for session in list(self._peers.values()):
+            while session.backlog and session.peer is not None:
+                frames = session.backlog.popleft()
+                if not self._send_to(session.peer, frames):
+                    session.backlog.appendleft(frames)
+                    break
+
+    # ------------------------------------------------------------------ ends
+
+    def _refuse(self, peer: bytes, error: errors.ReverbError) -> None:
+        """A peer broke the protocol: it is told, its session ends, and it is not heard again."""
+        _log.warning("%s: a peer was dropped: %s", self.endpoint, error)
+        body = Writer()
+        protocol.encode_error(body, error)
+        self._send_to(peer, protocol.encode(Kind.REFUSED, body))
+        self._strangers[peer] = None
+        while len(self._strangers) > limits.BRIDGE_STRANGERS:
+            self._strangers.popitem(last=False)
+        session = self._peers.pop(peer, None)
+        if session is not None:
+            self._drop(session)
+
+    def _drop(self, session: Session) -> None:
+        """Ends a session: what it waits for is given up, what it did not deliver goes back."""
+        self._sessions.pop(session.identity, None)
+        if session.peer is not None:
+            self._peers.pop(session.peer, None)
+        for task in list(session.tasks.values()):
+            self._scheduler.drop(task)
+        for sequence in list(session.sizes):
+            self._account(session, sequence, 0)
+        for number, batch in reversed(session.lent.values()):
+            self._operations.put_back(number, batch)
+        for channel in session.channels.values():
+            if channel.drain_task is not None:
+                self._scheduler.drop(channel.drain_task)
+            try:
+                lost = channel.close()
+            except errors.ReverbError as error:
+                _log.warning("%s: closing a remote writer: %s", self.endpoint, error)
+                continue
+            if lost:
+                _log.warning(
+                    "%s: a client went with %d items that the rate limiter held back: they are"
+                    " dropped",
+                    self.endpoint,
+                    lost,
+                )
+        session.tasks.clear()
+        session.answers.clear()
+        session.lent.clear()
+        session.channels.clear()

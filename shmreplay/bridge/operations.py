@@ -1,0 +1,298 @@
+"""What requests other than a writer's do at the store. Each is a generator; see `scheduler`."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmreplay import _native, errors, item_schema, limits
+from shmreplay.binding_support import bad_priority
+from shmreplay.bridge.batch import write_samples
+from shmreplay.bridge.protocol import Kind
+from shmreplay.bridge.scheduler import Task, Work
+from shmreplay.bridge.wire import Reader, Writer
+from shmreplay.client import Client
+from shmreplay.connection import Connection
+from shmreplay.errors import ProtocolError
+from shmreplay.spec import DTYPE_CODES
+
+if TYPE_CHECKING:
+    from shmreplay.bridge.sessions import Session
+
+__all__ = ["Operations"]
+
+EVERYTHING = 0xFFFF
+"""Number of a table that stands for the whole store."""
+
+Array = npt.NDArray[Any]
+
+
+class Operations:
+    """The requests that are not a writer's, done by one client of the store."""
+
+    def __init__(self, address: str) -> None:
+        """Attaches to the store at `'shm://NAME'`."""
+        self._client = Client(address)
+        self.connection: Connection = self._client._connected()
+        self._native = self.connection.native
+        # Walking all invariants of a store takes long.
+        self._slow = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shmreplay-check")
+        self.kinds: dict[Kind, Callable[[Session, Reader, Task], Work]] = {
+            Kind.INSERT_BATCH: self._insert_batch,
+            Kind.SAMPLE: self._sample,
+            Kind.UPDATE: self._update,
+            Kind.DELETE: self._delete,
+            Kind.RESET: self._reset,
+            Kind.INFO: self._info,
+            Kind.STATS: self._stats,
+            Kind.CHECK: self._check,
+        }
+
+    def close(self) -> None:
+        """Detaches from the store."""
+        self._slow.shutdown(wait=True)
+        self._client.close()
+
+    def may_help(self, waits_for: Hashable) -> bool:
+        """Whether trying again may help those who wait for this."""
+        match waits_for:
+            case (int(number), "sample"):
+                return self._native.can_sample(number, 1)
+            case (int(number), "insert"):
+                return self._native.can_insert(number, 1)
+        return True
+
+    def put_back(self, number: int, batch: _native.Batch) -> None:
+        """Items that were drawn and that nobody got: the next to sample gets them, in order."""
+        self._client._keep(self.connection, number, batch)
+
+    def delivered(self, batch: _native.Batch) -> None:
+        """Items that their client has."""
+        self._client._finish(self.connection, batch)
+
+    def consumes(self, number: int) -> bool:
+        """Whether items leave the table when they are sampled."""
+        return self.connection.configs[number].max_times_sampled > 0
+
+    def _table(self, reader: Reader) -> tuple[int, str]:
+        number = reader.u16()
+        if number >= len(self.connection.configs):
+            raise ProtocolError(f"table {number}, which is not there")
+        return number, self.connection.configs[number].name
+
+    # ------------------------------------------------------------------ sampling
+
+    def _sample(self, session: Session, reader: Reader, task: Task) -> Work:
+        number, _ = self._table(reader)
+        n, timeout = reader.count(limits.MAX_BATCH, "items"), reader.timeout()
+        reader.finish()
+        if n == 0:
+            raise ProtocolError("a request for 0 items")
+        task.deadline = math.inf if timeout is None else time.monotonic() + timeout
+        batch: _native.Batch | None = None
+        try:
+            while session.full:
+                if time.monotonic() >= task.deadline or task.cancelled:
+                    raise errors.DeadlineExceededError(
+                        f"no sample within {timeout} s: earlier answers were not taken"
+                    )
+                yield "room", session
+            while batch is None or len(batch) < n:
+                # What an attempt that fails had drawn is put back by the attempt.
+                drawn, batch = batch, None
+                try:
+                    batch = self._client._draw(self.connection, number, n, 0.0, drawn)
+                except errors.DeadlineExceededError:
+                    pass
+                if batch is not None and len(batch) == n:
+                    break
+                if time.monotonic() >= task.deadline or task.cancelled:
+                    break
+                yield number, "sample"
+            if batch is None:
+                describe = self.connection.describe_wait(number, "sampling")
+                raise errors.DeadlineExceededError(f"no sample within {timeout} s: {describe()}")
+            body = self._samples(session, number, batch)
+        except BaseException:
+            if batch is not None:
+                self.put_back(number, batch)
+            raise
+        if self.consumes(number):
+            session.lent[task.sequence] = (number, batch)
+        else:
+            self.delivered(batch)
+        return body
+
+    def _samples(self, session: Session, number: int, batch: _native.Batch) -> Writer:
+        body = session.body()
+        schemas = {batch.schema_of(i) for i in range(len(batch))}
+        write_samples(
+            body,
+            batch,
+            {schema: self.connection.schema(schema) for schema in schemas},
+            {schema: self._native.schema_text(schema) for schema in schemas},
+            self.consumes(number),
+        )
+        body.check_size("a sample")
+        return body
+
+    # ------------------------------------------------------------------ inserting
+
+    def _insert_batch(self, session: Session, reader: Reader, task: Task) -> Work:
+        number, name = self._table(reader)
+        timeout, n, text = reader.timeout(), reader.u64(), reader.blob()
+        priorities = _typed(reader.array(), np.float64, (n,))
+        schema, columns = self._rows(number, text, n, reader)
+        self._check_priorities(number, name, priorities)
+        task.deadline = math.inf if timeout is None else time.monotonic() + timeout
+        keys, done = np.zeros(n, np.uint64), 0
+        describe = self.connection.describe_wait(number, "insert_batch")
+        episode = self.connection.next_episode()
+        native = self.connection.take_session()
+        try:
+            while done < n:
+                rest = [column[done:] for column in columns]
+                try:
+                    native.insert_batch(
+                        number,
+                        rest,
+                        n - done,
+                        priorities[done:],
+                        schema,
+                        0.0,
+                        describe,
+                        episode,
+                        keys[done:],
+                        True,
+                    )
+                    break
+                except errors.DeadlineExceededError:
+                    done = int(np.count_nonzero(keys))
+                if time.monotonic() >= task.deadline or task.cancelled:
+                    raise errors.DeadlineExceededError(
+                        f"{done} items inserted within {timeout} s, the next was held back:"
+                        f" {describe()}"
+                    )
+                yield number, "insert"
+        finally:
+            native.end_batch()
+            self.connection.give_session(native)
+        body = session.body()
+        body.array(keys)
+        return body
+
+    def _rows(self, number: int, text: bytes, n: int, reader: Reader) -> tuple[int, list[Array]]:
+        """Checks rows against what they say they are, and against the table's signature."""
+        try:
+            schema = item_schema.decode(text)
+        except errors.TableCorruptedError as error:
+            raise ProtocolError(str(error)) from None
+        if not 1 <= n <= limits.BRIDGE_MESSAGE_BYTES or not schema.columns:
+            raise ProtocolError(f"a batch of {n} rows of {len(schema.columns)} columns")
+        columns = []
+        for column in schema.columns:
+            if not column.squeezed:
+                raise ProtocolError("a row of a batch has no time dimension")
+            columns.append(_typed(reader.array(), column.dtype, (n, *column.shape)))
+        reader.finish()
+        leaves = [(DTYPE_CODES[c.dtype], c.shape[1:], True) for c in columns]
+        self.connection.check_signature(number, leaves)
+        return self.connection.intern(schema.structure, leaves), columns
+
+    def _check_priorities(self, number: int, name: str, priorities: Array) -> None:
+        native = self.connection.take_session()
+        bad = native.first_bad_priority(number, priorities)
+        self.connection.give_session(native)
+        if bad >= 0:
+            raise bad_priority(name, float(priorities[bad]))
+
+    # ------------------------------------------------------------------ by key
+
+    def _update(self, session: Session, reader: Reader, task: Task) -> Work:
+        number, name = self._table(reader)
+        keys = _typed(reader.array(), np.uint64, None)
+        priorities = _typed(reader.array(), np.float64, keys.shape)
+        reader.finish()
+        self._check_priorities(number, name, priorities)
+        native = self.connection.take_session()
+        try:
+            found = native.update(number, keys, priorities)
+        finally:
+            self.connection.give_session(native)
+        return _count(found)
+        yield
+
+    def _delete(self, session: Session, reader: Reader, task: Task) -> Work:
+        number, _ = self._table(reader)
+        keys = _typed(reader.array(), np.uint64, None)
+        reader.finish()
+        native = self.connection.take_session()
+        try:
+            found = native.delete(number, keys)
+        finally:
+            self.connection.give_session(native)
+        return _count(found)
+        yield
+
+    def _reset(self, session: Session, reader: Reader, task: Task) -> Work:
+        _, name = self._table(reader)
+        reader.finish()
+        self._client.reset(name)
+        return Writer()
+        yield
+
+    # ------------------------------------------------------------------ looking
+
+    def _info(self, session: Session, reader: Reader, task: Task) -> Work:
+        number, _ = self._table(reader)
+        reader.finish()
+        info = self._native.table_info(number)
+        body = Writer()
+        for field in ("inserts", "samples", "size", *_EPISODES, "num_unique_samples"):
+            body.i64(info[field])
+        return body
+        yield
+
+    def _stats(self, session: Session, reader: Reader, task: Task) -> Work:
+        reader.finish()
+        body = Writer()
+        body.text(json.dumps(self.connection.stats()))
+        return body
+        yield
+
+    def _check(self, session: Session, reader: Reader, task: Task) -> Work:
+        number = reader.u16()
+        reader.finish()
+        if number != EVERYTHING and number >= len(self.connection.configs):
+            raise ProtocolError(f"table {number}, which is not there")
+        result = self._slow.submit(self._native.check, None if number == EVERYTHING else number)
+        while not result.done():
+            yield "check", result
+        result.result()
+        return Writer()
+
+
+_EPISODES = ("num_episodes", "num_deleted_episodes")
+
+
+def _count(n: int) -> Writer:
+    body = Writer()
+    body.u32(n)
+    return body
+
+
+def _typed(array: Array, dtype: Any, shape: tuple[int, ...] | None) -> Array:
+    """The array, which must be of this dtype and shape; one dimension where no shape is given."""
+    if array.dtype != dtype or (array.ndim != 1 if shape is None else array.shape != shape):
+        raise ProtocolError(
+            f"an array {array.dtype}{list(array.shape)}; expected {np.dtype(dtype)}"
+            f"{'[N]' if shape is None else list(shape)}"
+        )
+    return array

@@ -1,0 +1,56 @@
+"""What the server knows of one remote client."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from typing import Any
+
+from shmreplay import _native, limits
+from shmreplay.bridge.channel import Channel
+from shmreplay.bridge.scheduler import Task
+from shmreplay.bridge.wire import Writer
+
+__all__ = ["Session"]
+
+
+class Session:
+    """A remote client: what it asked for, what it was answered, its writers."""
+
+    def __init__(self, identity: bytes, compress: bool) -> None:
+        """A client that is new.
+
+        Args:
+            identity: Its own name for itself, which nobody else knows.
+            compress: Whether it wants arrays compressed.
+        """
+        self.identity = identity
+        self.generation = 1 + secrets.randbelow(2**64 - 1)
+        """Tells a client that comes back whether this is still what it knew."""
+        self.peer: bytes | None = None
+        """Its latest connection."""
+        self.reachable = False
+        self.received = 0
+        """All requests up to this one have come."""
+        self.tasks: dict[int, Task] = {}
+        self.answers: dict[int, list[Any]] = {}
+        """Answers that the client has not confirmed."""
+        self.backlog: deque[list[Any]] = deque()
+        """What could not be sent yet."""
+        self.lent: dict[int, tuple[int, _native.Batch]] = {}
+        """Table and items of answers whose items the client has not delivered."""
+        self.channels: dict[int, Channel] = {}
+        self.nbytes = 0
+        self.seen_at = time.monotonic()
+        self.sizes: dict[int, int] = {}
+        self._compress = compress
+
+    def body(self) -> Writer:
+        """A new answer."""
+        return Writer(self._compress)
+
+    @property
+    def full(self) -> bool:
+        """Whether so much is on its way that nothing more should be drawn."""
+        return self.nbytes > limits.BRIDGE_SESSION_BYTES // 2

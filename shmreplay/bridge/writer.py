@@ -1,0 +1,404 @@
+"""The remote trajectory writer: a local one, on a private store, whose steps and items are sent on.
+
+Everything that `TrajectoryWriter` checks and says, it checks and says here before anything is sent.
+Each step crosses once: the server has a writer of its own that is fed with the same steps in the
+same order, and items name them by column and number.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from shmreplay import errors, limits
+from shmreplay.binding_support import table_not_found
+from shmreplay.bridge.link import Pending
+from shmreplay.bridge.protocol import (
+    FAILED,
+    INSERTED,
+    ITEM,
+    LISTED,
+    REFERENCE,
+    SQUEEZED,
+    Kind,
+    Op,
+    decode_error,
+)
+from shmreplay.bridge.wire import Reader, Writer, steps_of_a_run
+from shmreplay.trajectory_writer import TrajectoryWriter
+
+if TYPE_CHECKING:
+    from shmreplay.bridge.client import RemoteConnection
+
+__all__ = ["RemoteTrajectoryWriter"]
+
+_NAN: Final = float("nan")
+
+
+class _Stream:
+    """What a writer has to say, on its way to the server. Used under the writer's lock."""
+
+    def __init__(self, connection: RemoteConnection, keep: int, validate: bool) -> None:
+        self.connection = connection
+        self.link = connection.link
+        self.number = connection.writer_number()
+        self.body = Writer()
+        self.items = 0
+        self.columns = 0
+        self.schemas: dict[int, int] = {}
+        self.error: errors.ReverbError | None = None
+        self.item_error: errors.ReverbError | None = None
+        self.in_flight = 0
+        self.closed = False
+        body = Writer()
+        body.u32(self.number)
+        body.u32(keep)
+        body.u8(1 if validate else 0)
+        self.link.call(Kind.WRITER_OPEN, body)
+        self.begin()
+
+    def begin(self) -> None:
+        self.body = self.connection.body()
+        self.body.u32(self.number)
+        self.items = 0
+
+    @property
+    def empty(self) -> bool:
+        return len(self.body.meta) == 4
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.body.meta) + self.body.nbytes
+
+    def send(self, callback: Callable[[Pending], None], wait: bool) -> Pending | None:
+        """Sends what there is."""
+        if self.empty:
+            return None
+        body = self.body
+        self.begin()
+        return self.link.post(Kind.WRITE, body, callback, wait=wait)
+
+    def close(self) -> Pending | None:
+        if self.closed or self.link.lost is not None or self.link.forked:
+            return None
+        self.closed = True
+        body = Writer()
+        body.u32(self.number)
+        return self.link.post(Kind.WRITER_CLOSE, body, wait=False)
+
+    def __del__(self) -> None:
+        """A writer that nobody refers to any more gives its place at the server back."""
+        if hasattr(self, "error"):
+            try:
+                self.close()
+            except errors.ReverbError:
+                return  # the link was lost just now, and with it the place
+
+
+class _Run:
+    """Steps of the same columns that are not in a message yet."""
+
+    def __init__(self, numbers: tuple[int, ...], close: bool, most: int) -> None:
+        self.numbers = numbers
+        self.buffers = [bytearray() for _ in numbers]
+        self.close = close
+        self.most = most
+        self.count = 0
+
+
+class RemoteTrajectoryWriter(TrajectoryWriter):
+    """As `TrajectoryWriter`, at a server on another host."""
+
+    in_native_code = False
+
+    def __init__(
+        self,
+        connection: RemoteConnection,
+        num_keep_alive_refs: int,
+        *,
+        validate_items: bool = True,
+        confirm: bool = True,
+    ) -> None:
+        """See `Client.trajectory_writer`."""
+        super().__init__(connection, num_keep_alive_refs, validate_items=validate_items)
+        self._remote = connection
+        self._confirm = confirm
+        # Held while steps and items get their order, never while waiting for an answer.
+        self._order = threading.RLock()
+        self._run: _Run | None = None
+        self._items = bytearray()
+        self._stream = _Stream(connection, num_keep_alive_refs, validate_items)
+
+    # ------------------------------------------------------------------ steps
+
+    def append(self, data: Any, *, partial_step: bool = False) -> None:
+        """As `TrajectoryWriter.append`; the step is sent with the next item, or with others.
+
+        Raises:
+            ArenaFullError: The server had no room for an earlier step. The writer is of no use any
+                more.
+        """
+        with self._order:
+            if self._stream.error is not None:
+                self._raise_remote()
+            super().append(data, partial_step=partial_step)
+            self._note_row(not partial_step)
+
+    def place_close(self, keep: bool) -> None:
+        """Ends a step that was written in place."""
+        with self._order:
+            placed = self.in_place
+            super().place_close(keep)
+            if placed and keep:
+                self._note_row(True)
+
+    def _note_row(self, close: bool) -> None:
+        """A row was appended: it joins the run of rows of the same columns."""
+        numbers, run = self.row_columns or (), self._run
+        if run is None or run.numbers != numbers or not (run.close and close):
+            self._encode_run()
+            nbytes = sum(self.columns[k].row_bytes for k in numbers)
+            run = self._run = _Run(numbers, close, steps_of_a_run(nbytes))
+        if numbers:
+            self.stage_row(run.buffers)
+        run.count += 1
+        if run.count >= run.most or not close:
+            self._encode_run()
+            if self._stream.nbytes >= limits.BRIDGE_RUN_BYTES:
+                self._push()
+
+    def _encode_run(self) -> None:
+        """Puts the run into the message, and after it the items that were created meanwhile.
+
+        The steps that they refer to may by then be older by a run than the writer keeps within
+        reach: the server keeps as many more.
+        """
+        run, self._run = self._run, None
+        body = self._stream.body
+        if run is not None:
+            self._declare_columns()
+            body.u8(Op.ROWS)
+            body.u16(len(run.numbers))
+            for number in run.numbers:
+                body.u16(number)
+            body.u32(run.count)
+            body.u8(1 if run.close else 0)
+            for number, buffer in zip(run.numbers, run.buffers, strict=True):
+                column = self.columns[number]
+                body.raw(column.code, (run.count, *column.shape), buffer)
+        body.meta += self._items
+        self._items.clear()
+
+    def _declare_columns(self) -> None:
+        stream = self._stream
+        for column in self.columns[stream.columns :]:
+            body = stream.body
+            body.u8(Op.COLUMN)
+            body.text(json.dumps(list(column.path), separators=(",", ":"), default=str))
+            body.u8(column.code)
+            body.u8(len(column.shape))
+            for size in column.shape:
+                body.u64(size)
+            stream.columns += 1
+
+    # ------------------------------------------------------------------ items
+
+    def create_item(self, table: str, priority: float, trajectory: Any) -> int | None:
+        """As `TrajectoryWriter.create_item`.
+
+        Returns:
+            The item's key; None where the limiter holds it back, and of a writer that was made
+            with `confirm=False`: its items are on their way, and `flush` waits for them.
+        """
+        number = self.tables.get(table) if isinstance(table, str) else None
+        if number is None:
+            raise table_not_found(table, self.tables, for_item=True)
+        with self._order:
+            self._encode_item(number, table, priority, trajectory, _NAN)
+            if self._confirm:
+                pending = self._push()
+            else:
+                self._push_soon()
+        if self._confirm:
+            return self._key_of(pending)
+        self._push_what_waits()
+        return None
+
+    def insert_now(
+        self,
+        t: int,
+        table: str,
+        priority: float,
+        trajectory: Any,
+        timeout: float | None,
+        describe: Callable[[], str],
+    ) -> int:
+        """Inserts an item, waiting as the limiter demands. Gives the key."""
+        with self._order:
+            seconds = float("inf") if timeout is None else timeout
+            self._encode_item(t, table, priority, trajectory, seconds)
+            pending = self._push()
+        key = self._key_of(pending, timeout)
+        assert key is not None
+        return key
+
+    def _encode_item(
+        self, number: int, table: str, priority: float, trajectory: Any, seconds: float
+    ) -> None:
+        self._raise_remote()
+        value, schema, references = self.item_references(number, table, priority, trajectory)
+        owners: list[Any] = [reference[0] for reference in references]
+        for owner in set(owners) - {self}:
+            owner.push()  # before this item is sent, its steps are
+        stream, meta = self._stream, self._items
+        schema = self._schema_number(schema)
+        meta += ITEM.pack(Op.ITEM, number, schema, value, seconds, len(references))
+        for _, column, squeezed, first, stride, length, values in references:
+            flags = (SQUEEZED if squeezed else 0) | (LISTED if values is not None else 0)
+            owner = owners.pop(0).stream_number
+            meta += REFERENCE.pack(owner, column, flags, length, first, stride)
+            if values is not None:
+                meta += struct.pack(f"<{len(values)}q", *values)
+        stream.items += 1
+
+    @property
+    def stream_number(self) -> int:
+        """By which messages name this writer."""
+        return self._stream.number
+
+    def _schema_number(self, number: int) -> int:
+        """Number by which the server knows a structure of the private store."""
+        stream = self._stream
+        known = stream.schemas.get(number)
+        if known is None:
+            known = stream.schemas[number] = len(stream.schemas)
+            stream.body.u8(Op.SCHEMA)
+            stream.body.text(self._remote.native.schema_text(number))
+        return known
+
+    def _key_of(self, pending: Pending | None, timeout: float | None = None) -> int | None:
+        """The key of the last item of a message, which was answered."""
+        assert pending is not None
+        states = list(_read_states(self._remote.link.answer(pending, timeout)))
+        state, key, error = states[-1]
+        if error is not None:
+            raise error
+        return key if state == INSERTED else None
+
+    # ------------------------------------------------------------------ sending
+
+    def push(self) -> None:
+        """Sends what was not sent yet."""
+        with self._order:
+            self._push()
+
+    def _push(self, wait: bool = True) -> Pending | None:
+        stream = self._stream
+        self._encode_run()
+        stream.in_flight += 0 if stream.empty else 1
+        return stream.send(self._answered, wait)
+
+    def _push_soon(self) -> None:
+        """Sends at once while little is on its way; else what comes shares the next message."""
+        stream = self._stream
+        if stream.in_flight < limits.BRIDGE_PIPELINE or stream.nbytes >= limits.BRIDGE_RUN_BYTES:
+            self._push()
+
+    def _push_what_waits(self) -> None:
+        """After an answer came while the lock was held: what waited for it is sent now."""
+        stream = self._stream
+        if stream.items and stream.in_flight < limits.BRIDGE_PIPELINE:
+            with self._order:
+                self._push_soon()
+
+    def _answered(self, pending: Pending) -> None:
+        """A message was answered, on the link's thread: remember what failed, send what waits."""
+        stream = self._stream
+        stream.in_flight -= 1
+        if pending.error is not None:
+            stream.error = _as_remote(pending.error)
+        elif not self._confirm:
+            for _, _, error in _read_states(pending.result()):
+                stream.item_error = stream.item_error or error
+        # Whoever has the lock looks again after giving it back.
+        if stream.items and self._order.acquire(blocking=False):
+            try:
+                if stream.items and stream.error is None:
+                    self._push(wait=False)
+            finally:
+                self._order.release()
+
+    def _raise_remote(self) -> None:
+        """Raises what went wrong at the server: for one item once, for the writer each time."""
+        stream = self._stream
+        if stream.error is not None:
+            raise type(stream.error)(
+                f"{stream.error} This writer's steps did not all arrive; make a new one."
+            )
+        error, stream.item_error = stream.item_error, None
+        if error is not None:
+            raise error
+
+    # ------------------------------------------------------------------ waiting, episodes, closing
+
+    def _wait_for(self, n: int, timeout_s: float | None, what: str) -> None:
+        """Waits until at most n items are held back at the server or on their way to it."""
+        self.push()
+        self._raise_remote()
+        body = Writer()
+        body.u32(self._stream.number)
+        body.u32(min(n, 2**32 - 1))
+        body.timeout(timeout_s)
+        body.text(what)
+        self._remote.link.call(Kind.FLUSH, body, timeout_s)
+        self._raise_remote()
+
+    def finish_episode(self, clear_buffers: bool) -> None:
+        """A new episode, step 0."""
+        with self._order:
+            self._encode_run()
+            super().finish_episode(clear_buffers)
+            self._stream.body.u8(Op.EPISODE)
+            self._stream.body.u8(1 if clear_buffers else 0)
+
+    def configure_column(self, path: tuple[Any, ...], keep: int, max_rows: int | None) -> None:
+        """Sets a column's window and the longest block."""
+        with self._order:
+            self._encode_run()
+            self._declare_columns()
+            super().configure_column(path, keep, max_rows)
+            body = self._stream.body
+            body.u8(Op.CONFIGURE)
+            body.text(json.dumps(list(path), separators=(",", ":"), default=str))
+            body.u32(keep)
+            body.u32(max_rows or 0)
+
+    def shut(self) -> int:
+        """Closes the writer; the number of items that were held back and are lost."""
+        if self._remote.store.forked or self.closed:
+            return super().shut()
+        with self._order:
+            usable = self._stream.error is None and not self._remote.unusable
+            if usable and not self.in_place:
+                self._push()
+            super().shut()
+            pending = self._stream.close()
+        if pending is None or not pending.wait(limits.BRIDGE_CLOSE_S) or pending.error is not None:
+            return 0
+        return pending.result().u32()
+
+
+def _as_remote(error: BaseException) -> errors.ReverbError:
+    if isinstance(error, errors.ReverbError):
+        return error
+    return errors.ReverbError(str(error))
+
+
+def _read_states(reader: Reader) -> Iterator[tuple[int, int, errors.ReverbError | None]]:
+    """(state, key, error) for each item of a message."""
+    for _ in range(reader.count(limits.BRIDGE_MESSAGE_BYTES, "items")):
+        state, key = reader.u8(), reader.u64()
+        yield state, key, decode_error(reader) if state == FAILED else None

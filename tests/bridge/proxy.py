@@ -1,0 +1,110 @@
+"""A TCP proxy that delays what passes, and cuts connections in the middle of a message."""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import threading
+import time
+
+
+class Proxy:
+    """Forwards connections to a port of this machine, each until its number of bytes is used up.
+
+    Args:
+        port: Where to.
+        seed: Of the numbers of bytes.
+        least: Bytes, both ways, that a connection gets at least.
+        most: And at most; None never cuts.
+        delay: Seconds that each piece waits.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        *,
+        seed: int = 0,
+        least: int = 1500,
+        most: int | None = None,
+        delay: float = 0.0,
+    ) -> None:
+        self._target = port
+        self._random = random.Random(seed)
+        self._least, self.most, self._delay = least, most, delay
+        self.cuts = 0
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(0.1)
+        self.port = int(self._listener.getsockname()[1])
+        self._stopping = threading.Event()
+        self._refusing = threading.Event()
+        self._cut_now = threading.Event()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def cut(self, refuse: bool = False) -> None:
+        """Cuts what is connected now; with `refuse`, what connects later as well."""
+        if refuse:
+            self._refusing.set()
+        self._cut_now.set()
+
+    def accept_again(self) -> None:
+        self._refusing.clear()
+
+    def close(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(10)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                near, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            if self._refusing.is_set():
+                near.close()
+                continue
+            self.connections += 1
+            self._cut_now.clear()
+            budget = None if self.most is None else self._random.randint(self._least, self.most)
+            thread = threading.Thread(target=self._forward, args=(near, budget), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _forward(self, near: socket.socket, budget: int | None) -> None:
+        with near:
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                return
+            with far:
+                try:
+                    self._pump(near, far, budget)
+                except OSError:
+                    return
+
+    def _pump(self, near: socket.socket, far: socket.socket, budget: int | None) -> None:
+        while not self._stopping.is_set():
+            ready, _, _ = select.select([near, far], [], [], 0.05)
+            if self._cut_now.is_set():
+                self.cuts += 1
+                return
+            for source in ready:
+                data = source.recv(65536)
+                if not data:
+                    return
+                if self._delay:
+                    time.sleep(self._delay)
+                if budget is not None:
+                    data, budget = data[:budget], budget - len(data)
+                (far if source is near else near).sendall(data)
+                if budget is not None and budget <= 0:
+                    self.cuts += 1
+                    return
