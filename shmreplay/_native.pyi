@@ -348,7 +348,7 @@ class WriterCore:
         values: list[int] | None = None,
     ) -> TrajectoryColumn: ...
     def item_references(
-        self, t: int, table: str, priority: float, trajectory: Any
+        self, t: int, table: str, priority: float | None, trajectory: Any
     ) -> tuple[float, int, list[_Reference]]: ...
     def check_structure(self, data: Any) -> None: ...
     def structure_grew(self, data: Any) -> None: ...
@@ -364,7 +364,7 @@ class WriterCore:
         self,
         t: int,
         table: str,
-        priority: float,
+        priority: float | None,
         trajectory: Any,
         timeout: float | None,
         describe: Callable[[], str],

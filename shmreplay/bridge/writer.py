@@ -206,7 +206,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
 
     # ------------------------------------------------------------------ items
 
-    def create_item(self, table: str, priority: float, trajectory: Any) -> int | None:
+    def create_item(self, table: str, priority: float | None, trajectory: Any) -> int | None:
         """As `TrajectoryWriter.create_item`.
 
         Returns:
@@ -231,7 +231,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         self,
         t: int,
         table: str,
-        priority: float,
+        priority: float | None,
         trajectory: Any,
         timeout: float | None,
         describe: Callable[[], str],
@@ -246,7 +246,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         return key
 
     def _encode_item(
-        self, number: int, table: str, priority: float, trajectory: Any, seconds: float
+        self, number: int, table: str, priority: float | None, trajectory: Any, seconds: float
     ) -> None:
         self._raise_remote()
         value, schema, references = self.item_references(number, table, priority, trajectory)
