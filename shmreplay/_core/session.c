@@ -6,6 +6,7 @@
 #include "ledger.h"
 #include "limiter.h"
 #include "lock.h"
+#include "lock_all.h"
 #include "table.h"
 
 #include <time.h>
@@ -144,24 +145,19 @@ static int settle(sr_store *st, sr_session *s) {
 
 /* Settle what an operation left that its owner's death cut short: what it owed a limiter, and
  * allocations that nothing refers to. */
-static int finish_operation(sr_store *st, sr_session *s, uint32_t number) {
+static int finish_operation(sr_store *st, sr_session *s) {
     uint32_t busy = atomic_load_explicit(&s->busy, memory_order_acquire);
     int rc = SR_OK;
     if (busy == SR_BUSY_INSERT || busy == SR_BUSY_SAMPLE || busy == SR_BUSY_DELETE) {
         rc = settle(st, s);
     }
-    if (rc != SR_OK) return rc;
-    /* It may have died inside its own lock, which nobody else has come to: repair first. */
-    rc = sr_lock(st, sr_session_lock(st, number));
-    if (rc != SR_OK) return rc;
-    sr_unlock(sr_session_lock(st, number));
     for (uint32_t i = 0; i < 2 && rc == SR_OK; i++) rc = sr_free_outer(st, &s->inflight[i]);
     if (rc == SR_OK) atomic_store_explicit(&s->busy, SR_IDLE, memory_order_release);
     return rc;
 }
 
 static int reclaim_session(sr_store *st, sr_session *s, uint32_t number) {
-    int rc = finish_operation(st, s, number);
+    int rc = finish_operation(st, s);
     if (rc != SR_OK) return rc;
     sr_ses dead = {.st = st, .shared = s, .number = number};
     dead.free_stack = SR_FAULT_POINT("malloc")
@@ -181,12 +177,17 @@ static int belongs(const sr_session *s, uint32_t participant) {
 int sr_participant_reclaim(sr_store *st, uint32_t number) {
     sr_participant *p = participant_at(st, number);
     if (p == NULL) return SR_INVALID;
+    /* It may have died inside a lock that nobody has come to since, with its ledger and the counts
+     * of what that names at odds: where one of all the locks has a dead owner, repair first. */
+    int rc = sr_lock_all(st);
+    if (rc != SR_OK) return rc;
+    sr_unlock_all(st);
     int freed = 0;
     int broken = 0;
     for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
         sr_session *s = sr_session_at(st, i);
         if (!belongs(s, number)) continue;
-        int rc = reclaim_session(st, s, i);
+        rc = reclaim_session(st, s, i);
         if (rc == SR_OK) freed++;
         else broken = rc;
     }
