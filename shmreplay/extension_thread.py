@@ -120,7 +120,11 @@ class ExtensionThread:
         thread = threading.Thread(
             target=self.run, args=(stopped,), name="shmreplay-extensions", daemon=True
         )
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            self._session.close()  # else it keeps the store
+            raise
         return thread
 
     def stats(self) -> dict[str, float]:

@@ -113,7 +113,7 @@ class Server:
         known = recovery.port_of(self._name) if recover and port is None else None
         self._socket, self._port = _reserve_port(port) if known is None else _reserve_again(known)
         options = (bind, auth, insecure, compress) if port is not None else None
-        store = self._make_store(checked, capacity, recover, options)
+        store, recovered = self._make_store(checked, capacity, recover, options)
         self._pid = os.getpid()
         self._connection = Connection(store)
         self._stopped = threading.Event()
@@ -121,11 +121,7 @@ class Server:
             table._bind(_Handle(self._connection, self._connection.number(table.name)))
         self._threads: list[threading.Thread] = []
         self._extensions: ExtensionThread | None = None
-        try:
-            self._start_threads(checked or ())
-        except BaseException:  # no memory for a thread: no server, and no store either
-            self.stop()
-            raise
+        self._start(checked or (), recovered)
 
     def _make_store(
         self,
@@ -133,27 +129,41 @@ class Server:
         capacity: int | None,
         recover: bool,
         bridge: tuple[str, Any, bool, bool] | None,
-    ) -> Store:
-        """Makes or takes over the store, once the bridge, if there is to be one, listens."""
+    ) -> tuple[Store, bool]:
+        """Makes or takes over the store, once the bridge, if there is to be one, listens.
+
+        Also says whether it took it over.
+        """
         try:
             if bridge is not None:
                 self._socket.close()  # the bridge listens there itself
                 self._bridge = _bind_bridge(self._port, *bridge)
             store = recovery.take_over(self._name, tables, self._port) if recover else None
-            return _create(self._name, tables, capacity, self._port) if store is None else store
+            if store is not None:
+                return store, True
+            return _create(self._name, tables, capacity, self._port), False
         except BaseException:
             self._socket.close()
             if self._bridge is not None:
                 self._bridge.stop()
             raise
 
+    def _start(self, tables: Sequence[Table], recovered: bool) -> None:
+        try:
+            self._start_threads(tables)
+        except BaseException:  # no memory for a thread: no server, and no store of its making
+            if recovered:
+                self._connection.store.resign()
+            self.stop()
+            raise
+
     def _start_threads(self, tables: Sequence[Table]) -> None:
-        self._extensions = ExtensionThread.make(self._connection, tables)
         arguments = (weakref.ref(self), self._connection.native, self._stopped)
         for target, label in ((_commit, "shmreplay-commit"), (_sweep, "shmreplay-janitor")):
             thread = threading.Thread(target=target, args=arguments, name=label, daemon=True)
             thread.start()
             self._threads.append(thread)
+        self._extensions = ExtensionThread.make(self._connection, tables)
         if self._extensions is not None:
             self._threads.append(self._extensions.start(self._stopped))
         if self._bridge is not None:
@@ -212,7 +222,8 @@ class Server:
         if self._bridge is not None:
             self._bridge.stop()
         store = self._connection.store
-        store.unlink()
+        if store.is_creator:  # not where it has resigned
+            store.unlink()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 # An extension's method may hang; its thread then keeps what it needs of the store.

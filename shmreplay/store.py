@@ -273,6 +273,17 @@ class Store:
         self._serves = True
         return self.retain()
 
+    def resign(self) -> None:
+        """Undoes ``take_over``: the store stays as it is, again without a server.
+
+        The caller still releases the store.
+        """
+        with _lock:
+            self._serves = False
+            if self._number != 0:  # else its place goes with the last reference
+                self._native.participant_clear(0)
+                self._lease.unlock(0)
+
     @classmethod
     def _attach(cls, name: str, role: str) -> Store | None:
         """One attempt to attach, which leaves nothing behind if it fails; None to try again."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
-from shmreplay import _native, errors, rate_limiters, selectors, store
+from shmreplay import _native, errors, rate_limiters, recovery, selectors, store
 from tests.process.servants import (
     DEADLINE,
     MIB,
@@ -332,6 +332,47 @@ def test_the_port_is_kept(
 
 
 # --- who may ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("thread", ["shmreplay-commit", "shmreplay-extensions"])
+def test_a_server_that_cannot_start_leaves_what_it_took_over(
+    store_name: str,
+    others: Others,
+    monkeypatch: pytest.MonkeyPatch,
+    attached: bool,
+    thread: str,
+) -> None:
+    def tables() -> list[reverb.Table]:
+        return other_tables(extensions=[reverb.TableExtension()])
+
+    server, client = others(), others()
+    server.call("serve", store_name, tables())
+    client.call("connect", f"shm://{store_name}")
+    client.call("insert", "replay", 1, 2, 3)
+    own = reverb.Client(f"shm://{store_name}")
+    if attached:
+        assert own.server_info()["replay"].current_size == 3
+    server.kill()
+    start = threading.Thread.start
+
+    def fail(self: threading.Thread) -> None:
+        if self.name == thread:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="can't start"):
+        reverb.Server(tables(), name=store_name, recover=True)
+    monkeypatch.undo()
+    with recovery.look(store_name) as found:
+        assert found.state == recovery.CLIENTS_ONLY
+    client.call("insert", "replay", 4)
+    with reverb.Server(tables(), name=store_name, recover=True) as successor:
+        assert successor.stats()["replay/size"] == 4
+        assert own.server_info()["replay"].current_size == 4
+        successor.check()
+    assert not file_of(store_name).exists()
 
 
 def test_a_living_server_stays(store_name: str, others: Others) -> None:
