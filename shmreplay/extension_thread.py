@@ -76,10 +76,11 @@ class _Source:
                 for c, (length, squeezed, _) in zip(columns, batch.columns(index), strict=True)
             ],
         )
-        if self._session.first_bad_priority(number, np.array([priority], np.float64)) >= 0:
-            raise bad_priority(table, priority)
+        value = limits.checked_number("priority", priority)
+        if self._session.first_bad_priority(number, np.array([value], np.float64)) >= 0:
+            raise bad_priority(table, value)
         describe = self._connection.describe_wait(number, "an extension's insert")
-        return self._session.insert_again(batch, index, number, priority, seconds, describe)
+        return self._session.insert_again(batch, index, number, value, seconds, describe)
 
 
 class ExtensionThread:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from shmreplay.errors import ExtensionError, InvalidArgumentError
+from shmreplay.limits import checked_number
 
 __all__ = ["ExtensionItem", "TableExtension", "insert_on_sample"]
 
@@ -195,5 +196,10 @@ def insert_on_sample(
             the table that has the extension waits, too.
         priority: In the other table; None: the one that the item has when it is sampled.
         every_time: Insert it again each time that it is sampled, and not only the first time.
+
+    Raises:
+        ArgumentTypeError: The priority is not a number.
     """
+    if priority is not None:
+        priority = checked_number("priority", priority)
     return _InsertOnSample(table, priority, every_time)

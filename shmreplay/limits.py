@@ -268,6 +268,26 @@ def checked_int(name: str, value: Any) -> int:
         ) from error
 
 
+def checked_number(name: str, value: Any) -> float:
+    """Returns ``value`` as a float, infinite where it is an int beyond all floats; NaN is fine.
+
+    Args:
+        name: Of the argument, for the message.
+        value: Anything.
+
+    Raises:
+        ArgumentTypeError: It is not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ArgumentTypeError(
+            f"Got {name} {value!r} of type {type(value).__name__}; expected a number."
+        )
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def checked_key(key: Any) -> int:
     """Returns the key of an item as an int.
 

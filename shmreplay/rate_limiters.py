@@ -20,10 +20,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
-from shmreplay.errors import ArgumentTypeError, InvalidArgumentError
-from shmreplay.limits import checked_int
+from shmreplay.errors import InvalidArgumentError
+from shmreplay.limits import checked_int, checked_number
 
 __all__ = ["MinSize", "Queue", "RateLimiter", "SampleToInsertRatio", "Stack"]
 
@@ -55,7 +53,7 @@ class RateLimiter:
             InvalidArgumentError: A value is out of its range.
             ArgumentTypeError: A value is not a number, or the size is not an int.
         """
-        self._samples_per_insert = _number("samples_per_insert", samples_per_insert)
+        self._samples_per_insert = checked_number("samples_per_insert", samples_per_insert)
         self._min_size_to_sample = checked_int("min_size_to_sample", min_size_to_sample)
         self._min_diff = _bound("min_diff", min_diff)
         self._max_diff = _bound("max_diff", max_diff)
@@ -193,7 +191,7 @@ class SampleToInsertRatio(RateLimiter):
                 that inserts and samples would block each other.
             ArgumentTypeError: A value is not a number, or the buffer neither number nor pair.
         """
-        ratio = _number("samples_per_insert", samples_per_insert)
+        ratio = checked_number("samples_per_insert", samples_per_insert)
         if not 0 < ratio < math.inf:
             raise InvalidArgumentError(
                 f"Got samples_per_insert {samples_per_insert!r}; expected a finite number above 0."
@@ -256,19 +254,8 @@ class Stack(RateLimiter):
         super().__init__(1.0, min_size_to_sample=1, min_diff=0.0, max_diff=_length("size", size))
 
 
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ArgumentTypeError(
-            f"Got {name} {value!r} of type {type(value).__name__}; expected a number."
-        )
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
 def _bound(name: str, value: Any) -> float:
-    number = _number(name, value)
+    number = checked_number(name, value)
     if math.isnan(number):
         raise InvalidArgumentError(f"Got {name} nan; expected a number. Leave no NaN in limits.")
     # JSON has no infinity, and no sum of counters comes near the largest float.
@@ -300,5 +287,5 @@ def _diffs(error_buffer: Any, offset: float) -> tuple[float, float]:
             f"Got an error_buffer of {len(pair)} numbers; expected one number, or the pair"
             " (min_diff, max_diff)."
         )
-    buffer = _number("error_buffer", error_buffer)
+    buffer = checked_number("error_buffer", error_buffer)
     return offset - buffer, offset + buffer

@@ -313,6 +313,7 @@ def test_insert_into_checks_what_it_is_given(make_server: MakeServer) -> None:
             for arguments in (
                 ("none",),
                 ("fits", float("nan")),
+                ("fits", "3"),
                 ("other",),
                 ("queue", 1.0, 0.01),
                 ("queue", 1.0, 0.01),
@@ -339,9 +340,10 @@ def test_insert_into_checks_what_it_is_given(make_server: MakeServer) -> None:
     told(server)
     *failed, key = results
     assert failed[0] is errors.TableNotFoundError
-    assert failed[1:3] == [errors.PriorityError, errors.SignatureError]
-    assert isinstance(failed[3], int)
-    assert failed[4] is errors.DeadlineExceededError
+    assert failed[1:3] == [errors.PriorityError, errors.ArgumentTypeError]
+    assert failed[3] is errors.SignatureError
+    assert isinstance(failed[4], int)
+    assert failed[5] is errors.DeadlineExceededError
     info = next(client.sample("fits"))[0].info
     assert (info.key, info.priority) == (key, 4.0)
 
@@ -350,6 +352,8 @@ def test_insert_into_checks_what_it_is_given(make_server: MakeServer) -> None:
 def test_insert_on_sample_wants_another_table(make_server: MakeServer, target: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="the name of another table"):
         make_server([table(extensions=[insert_on_sample(target)])])
+    with pytest.raises(errors.ArgumentTypeError, match="Got priority 'high' of type str"):
+        insert_on_sample("t", priority="high")  # type: ignore[arg-type]
 
 
 def test_a_stopped_server_tells_what_is_left(make_server: MakeServer) -> None:
