@@ -178,7 +178,8 @@ class ExtensionThread:
     def _tell_some(self, table: _Listeners) -> bool:
         try:
             batch, happened = self._session.take_events(table.number, limits.EXTENSION_BATCH)
-        except (errors.ReverbError, OSError) as e:
+        except (errors.ReverbError, OSError, MemoryError) as e:
+            # Without this thread, whoever changes the table would wait for ever: tried again.
             table.shut = isinstance(e, errors.TableCorruptedError)
             self._log_error(table, f"taking what happened to table {table.name!r}")
             return False

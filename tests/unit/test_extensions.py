@@ -172,6 +172,40 @@ def test_what_a_method_raises_is_logged_and_counted(
     assert "a defect of this extension" in str(record.exc_info[1])
 
 
+def test_want_of_memory_ends_no_thread(
+    make_server: MakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else whoever changes the table would wait for ever once the ring is full."""
+
+    class Poor:
+        """A session for which there is no memory once."""
+
+        def __init__(self, session: Any) -> None:
+            self._session = session
+            self.failed = threading.Event()
+
+        def take_events(self, *arguments: int) -> Any:
+            if not self.failed.is_set():
+                self.failed.set()
+                raise MemoryError("no memory for a batch of 64")
+            return self._session.take_events(*arguments)
+
+        def close(self) -> None:
+            self._session.close()
+
+    recorder = Recorder()
+    server = make_server([table(extensions=[recorder])])
+    thread = server._extensions
+    assert thread is not None
+    poor: Any = Poor(thread._session)
+    thread._session = poor
+    assert poor.failed.wait(60.0)
+    server.localhost_client().insert_batch("t", {"x": np.zeros(5)})
+    told(server)
+    assert [entry[0] for entry in recorder.happened] == ["insert"] * 5
+    assert "no memory for a batch" in caplog.text
+
+
 def fill(client: reverb.Client) -> int:
     """Inserts until the ring is full; returns how many."""
     for n in range(limits.EXTENSION_EVENTS + limits.EXTENSION_BATCH + 2):
