@@ -157,6 +157,8 @@ cdef class StructuredCore:
 
     cdef int append_locked(self, object data, bint partial_step) except -1:
         cdef WriterCore w = self.writer
+        if sr_store_is_closed(&w.session.store.st):
+            raise_status(SR_CLOSED, "append", w.session.store)
         if w.in_place:
             raise errors.WriterStateError(
                 "a step is being written in place; leave its `with next_step()` block first")

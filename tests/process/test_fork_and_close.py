@@ -487,6 +487,25 @@ def test_every_call_of_a_writer_says_that_the_server_was_stopped() -> None:
                 call()
 
 
+@pytest.mark.parametrize("n_before", [0, 1, 4])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_structured_writer_says_that_the_server_was_stopped(n_before: int, ended: bool) -> None:
+    """Also of a step that completes no item."""
+    table = reverb.Table.queue("q", 10)
+    field = reverb.structured_writer.create_reference_step({"x": None})["x"]
+    config = reverb.structured_writer.create_config({"x": field[-2:]}, table="q")
+    with reverb.Server([table], capacity=8 << 20) as server:
+        writer = server.localhost_client().structured_writer([config])
+        for step in range(n_before):
+            writer.append({"x": step})
+        if ended:
+            writer.end_episode()
+        server.stop()
+        for _ in range(3):
+            with pytest.raises(reverb.errors.ServerClosedError):
+                writer.append({"x": 9})
+
+
 @pytest.mark.parametrize("call", WAITS)
 def test_stopping_the_server_wakes_a_thread(server: reverb.Server, call: str) -> None:
     client = server.localhost_client()
