@@ -114,6 +114,13 @@ def _differences(declared: Sequence[Table], there: Sequence[TableConfig]) -> lis
             ours[name].requested_stripes is None and not config.events
         ):  # the default depends on the machine
             config = dataclasses.replace(config, stripes=theirs[name].stripes)
+        if bool(config.events) != bool(theirs[name].events):
+            there_is, declared_is = ("", "out") if theirs[name].events else ("out", "")
+            found.append(
+                f"table {name!r} was made with{there_is} extensions, and is declared"
+                f" with{declared_is}"
+            )
+            continue  # how it is laid out follows from that
         found += [
             f"table {name!r} has {field.name} {getattr(theirs[name], field.name)!r} in the store,"
             f" declared is {getattr(config, field.name)!r}"

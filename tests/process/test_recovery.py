@@ -264,6 +264,10 @@ def other_tables(max_size: int = 1000, **options: Any) -> list[reverb.Table]:
         ),
         (other_tables(max_times_sampled=3), ("max_times_sampled 0 in the store", "is 3")),
         (other_tables(signature={"x": reverb.TensorSpec((), "float64")}), ("signature_json",)),
+        (
+            other_tables(extensions=[reverb.TableExtension()]),
+            ("'replay' was made without extensions, and is declared with",),
+        ),
     ],
 )
 def test_other_tables(
