@@ -114,6 +114,8 @@ class Server:
         self._socket, self._port = _reserve_port(port) if known is None else _reserve_again(known)
         options = (bind, auth, insecure, compress) if port is not None else None
         store, recovered = self._make_store(checked, capacity, recover, options)
+        if known not in (None, self._port):
+            _log.warning("port %d of store %r is taken: it has %d now", known, name, self._port)
         self._pid = os.getpid()
         self._connection = Connection(store)
         self._stopped = threading.Event()
@@ -326,8 +328,7 @@ def _reserve_again(port: int) -> tuple[socket.socket, int]:
     """Binds the port of a server that died, or another if somebody else has it now."""
     try:
         return _reserve_port(port)
-    except errors.InvalidArgumentError as e:
-        _log.warning("the store's port is taken, and it gets another: %s", e)
+    except errors.InvalidArgumentError:
         return _reserve_port(None)
 
 

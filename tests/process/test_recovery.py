@@ -323,7 +323,7 @@ def test_the_port_is_kept(
         squatter.bind(("127.0.0.1", port))
         with reverb.Server(None, name=store_name, recover=True) as server:
             assert server.port != port
-            assert "another" in caplog.text
+            assert f"it has {server.port} now" in caplog.text
             assert reverb.Client(f"localhost:{server.port}").server_info()
     third.call("serve", store_name)
     third.kill()
@@ -379,12 +379,17 @@ def test_a_server_that_cannot_start_leaves_what_it_took_over(
     assert not file_of(store_name).exists()
 
 
-def test_a_living_server_stays(store_name: str, others: Others) -> None:
+def test_a_living_server_stays(
+    store_name: str, others: Others, caplog: pytest.LogCaptureFixture
+) -> None:
     server, rival = others(), others()
     server.call("serve", store_name)
     with pytest.raises(errors.StoreExistsError, match=rf"server {server.pid}") as caught:
         rival.call("serve", store_name, recover=True)
     assert "recover=True" not in str(caught.value)
+    with pytest.raises(errors.StoreExistsError):
+        reverb.Server(make_tables(), name=store_name, recover=True)
+    assert not caplog.records, "its port was not taken from it"
     # Nor does stopping it for a while make it dead.
     os.kill(server.pid, signal.SIGSTOP)
     with pytest.raises(errors.StoreExistsError):
