@@ -304,6 +304,10 @@ def _clean(options: argparse.Namespace) -> int:
     else:
         for each in removed:
             _say(f"removed {each.name} ({_size(each.nbytes)})")
+    if not options.json and not problems:
+        gone = {each.name for each in removed}
+        for name in [name for name in options.names if name not in gone]:
+            _say(f"{name} is in use and stays; `shmreplay info {name}` says who uses it")
     for problem in problems:
         _complain(problem)
     return PROBLEM if problems else OK

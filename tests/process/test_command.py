@@ -356,7 +356,7 @@ def test_clean_takes_the_dead_and_no_others(
     server.call("serve", store_name)
     client.call("connect", f"shm://{store_name}")
     client.call("insert", "replay", 1)
-    assert "nothing to remove" in command("clean", store_name)
+    assert f"nothing to remove\n{store_name} is in use" in command("clean", store_name)
     server.kill()
     assert command.json("clean", store_name) == {"removed": [], "problems": []}
     assert client.call("sample", "replay", 1) == [1]
