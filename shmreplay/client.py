@@ -237,7 +237,8 @@ class Client:
                 writer.check_item(number, table, item)
             for number, table, priority in targets:
                 describe = connection.describe_wait(number, "insert")
-                left = None if end is None else end - time.monotonic()
+                # Of the first table what was given, since the message names it.
+                left = end - time.monotonic() if end is not None and done else seconds
                 writer.insert_now(number, table, priority, item, left, describe)
                 done.append(table)
         except BaseException as e:

@@ -520,8 +520,8 @@ def test_one_limiter_and_one_selector_in_many_tables_are_many(make_client: MakeC
     ]
     _, client = make_client(tables)
     client.insert_batch("a", {"x": np.arange(2)})
-    with pytest.raises(reverb.DeadlineExceededError):
-        client.insert({"x": 2}, {"a": 1.0}, timeout=0)
+    with pytest.raises(reverb.DeadlineExceededError, match=r"within 0\.03 s"):
+        client.insert({"x": 2}, {"a": 1.0}, timeout=0.03)
     client.insert_batch("b", {"x": np.arange(2, 4)}, timeout=0)
     assert client.sample_batch("b", 2, timeout=0).data["x"].tolist() == [2, 3]
     assert client.sample_batch("a", 2, timeout=0).data["x"].tolist() == [0, 1]
