@@ -123,7 +123,7 @@ def test_a_bound_on_samples_takes_out_what_has_reached_it(make_server: Maker) ->
 @pytest.mark.parametrize("stripes", [1, 3])
 def test_a_bound_on_samples_comes_and_goes_under_load(make_server: Maker, stripes: int) -> None:
     server = make_server([table(stripes=stripes)])
-    stop = threading.Event()
+    stop, stop_inserting = threading.Event(), threading.Event()
     failures: list[BaseException] = []
 
     def sample() -> None:
@@ -138,12 +138,12 @@ def test_a_bound_on_samples_comes_and_goes_under_load(make_server: Maker, stripe
     def insert() -> None:
         try:
             with Client(server.address) as mine:
-                while not stop.is_set():
+                while not stop_inserting.is_set():
                     mine.insert_batch("t", rows(16), timeout=PATIENCE)
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=job) for job in (sample, insert, sample)]
+    threads = [threading.Thread(target=job) for job in (sample, sample, insert)]
     for thread in threads:
         thread.start()
     with Client(server.address) as client:
@@ -152,7 +152,9 @@ def test_a_bound_on_samples_comes_and_goes_under_load(make_server: Maker, stripe
             client.check()
         client.configure_table("t", max_times_sampled=0, max_size=50)
         stop.set()
-        for thread in threads:
+        for thread in threads:  # who samples may wait for an item: inserting ends last
+            if thread is threads[-1]:
+                stop_inserting.set()
             thread.join(PATIENCE)
             assert not thread.is_alive()
         assert not failures
