@@ -173,7 +173,7 @@ cdef extern from "_core/shmreplay.h" nogil:
     uint32_t sr_events_seq(const sr_store *st)
     void sr_events_wait(sr_store *st, uint32_t seq, uint32_t timeout_ms)
     int sr_events_behind(sr_store *st, uint32_t table)
-    int sr_events_unserve(sr_store *st, uint32_t table)
+    int sr_events_unserve(sr_store *st, uint32_t table, uint64_t server)
 
     uint32_t sr_item_columns(const sr_store *st, const sr_sampled *item)
     int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c,

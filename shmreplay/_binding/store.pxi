@@ -468,11 +468,13 @@ cdef class Store:
         """
         if not sr_table_has_events(&self.st, table) or self.server_lives is None:
             return 0
+        # Before the look: a successor that comes after it goes on serving.
+        cdef uint64_t server = self.st.hdr.creator_pid
         if sr_events_behind(&self.st, table) == 1 and not self.server_lives():
             logger.warning(
                 "the server of table %r died; its extensions are not told of what happens from now "
                 "on", self.table_name(table))
-            sr_events_unserve(&self.st, table)
+            sr_events_unserve(&self.st, table, server)
         return 0
 
     cdef str table_name(self, uint32_t table):

@@ -278,13 +278,15 @@ void sr_events_count(const sr_store *st, const sr_table *t, sr_table_info *out) 
     out->events_dropped = __atomic_load_n(&r->dropped, __ATOMIC_RELAXED);
 }
 
-int sr_events_unserve(sr_store *st, uint32_t table) {
+int sr_events_unserve(sr_store *st, uint32_t table, uint64_t server) {
     sr_table *t = sr_table_at(st, table);
     if (t == NULL || !sr_has_events(t)) return SR_INVALID;
     sr_ring *r;
     int rc = lock_ring(st, t, &r);
     if (rc != SR_OK) return rc;
-    r->unserved = 1;
+    /* SYNC POINT: a server that took the store over says who it is before it takes events: either
+     * that is seen here, or its next take serves the ring again. */
+    if (st->hdr->creator_pid == server) r->unserved = 1;
     unlock_ring(st, t);
     sr_limiter_wake_all(t);
     return SR_OK;

@@ -345,8 +345,9 @@ uint32_t sr_events_seq(const sr_store *st);
 void sr_events_wait(sr_store *st, uint32_t seq, uint32_t timeout_ms);
 /* 1 if the table refuses changes for want of room, else 0, or a negative status. */
 int sr_events_behind(sr_store *st, uint32_t table);
-/* Nobody takes events any more: from now on they are dropped and counted, until sr_events_take. */
-int sr_events_unserve(sr_store *st, uint32_t table);
+/* The server, whose creator_pid was read before it was found dead, takes no events any more: from
+ * now on they are dropped and counted, until sr_events_take. Unless it has a successor already. */
+int sr_events_unserve(sr_store *st, uint32_t table, uint64_t server);
 
 /* ---------------------------------------------------------------- reading */
 

@@ -130,7 +130,11 @@ static void test_unserved(void) {
     uint32_t done, more, seq;
     for (uint32_t r = 0; r < RING; r++) items[r] = row_item(b, r, 1);
     CHECK(sr_insert(&ses, 0, RING, items, keys, &done, &seq) == SR_WOULD_BLOCK);
-    CHECK(sr_events_unserve(&st, 0) == SR_OK && sr_events_behind(&st, 0) == 0);
+    /* Of a server that has a successor already: nothing. */
+    CHECK(sr_events_unserve(&st, 0, st.hdr->creator_pid + 1) == SR_OK);
+    CHECK(sr_events_behind(&st, 0) == 1);
+    CHECK(sr_events_unserve(&st, 0, st.hdr->creator_pid) == SR_OK);
+    CHECK(sr_events_behind(&st, 0) == 0);
     CHECK(sr_insert(&ses, 0, RING - done, items + done, keys + done, &more, &seq) == SR_OK);
     CHECK(sr_reset(&ses, 0) == SR_OK);
     sr_table_info info = info_of(&st, 0);
@@ -181,7 +185,8 @@ static void test_damage(void) {
     CHECK(sr_delete(&ses, 0, 1, &key, &done) == SR_CORRUPT && done == 0);
     CHECK(sr_reset(&ses, 0) == SR_CORRUPT);
     CHECK(sr_events_take(&ses, 0, 1, &taken, &kind, &n_items, &n) == SR_CORRUPT);
-    CHECK(sr_events_behind(&st, 0) == SR_CORRUPT && sr_events_unserve(&st, 0) == SR_CORRUPT);
+    CHECK(sr_events_behind(&st, 0) == SR_CORRUPT);
+    CHECK(sr_events_unserve(&st, 0, st.hdr->creator_pid) == SR_CORRUPT);
     CHECK(sr_insert(&ses, 1, 1, &item, &key, &done, &seq) == SR_OK);
     ring->capacity = RING;
     check_store(&st);

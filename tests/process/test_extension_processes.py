@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -243,6 +244,44 @@ def test_the_next_server_goes_on_telling(unique_name: Callable[[], str]) -> None
         assert told.keys == keys[lost:]
         assert server.stats()[f"{TABLE}/events_dropped"] == 0
         client.check()
+        client.close()
+
+
+def test_who_finds_a_server_dead_does_not_silence_its_successor(
+    unique_name: Callable[[], str],
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    name = unique_name()
+    process = context.Process(target=serve_until_killed, args=(there, name))
+    process.start()
+    assert here.poll(DEADLINE_S)
+    client = reverb.Client(here.recv())
+    native = client._connected().native
+    lives, found_dead, go_on = native.server_lives, threading.Event(), threading.Event()
+
+    def look_slowly() -> bool:
+        if lives():
+            return True
+        found_dead.set()
+        assert go_on.wait(DEADLINE_S)
+        return False
+
+    native.server_lives = look_slowly
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(DEADLINE_S)
+    data = {"x": np.zeros(3 * limits.EXTENSION_EVENTS)}
+    thread = threading.Thread(target=client.insert_batch, args=(TABLE, data))
+    thread.start()
+    assert found_dead.wait(DEADLINE_S)
+    with reverb.Server([make_table(Keys())], name=name, recover=True) as server:
+        caught_up(server)  # it serves already
+        go_on.set()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+        caught_up(server)
+        assert server.stats()[f"{TABLE}/events_dropped"] == 0
         client.close()
 
 
