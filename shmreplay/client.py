@@ -475,7 +475,7 @@ class Client:
 
     def _keep(self, connection: Connection, number: int, batch: _native.Batch) -> None:
         """A call that failed after drawing: where sampling consumes, nothing may be lost."""
-        if connection.native.consumes(number):
+        if connection.consumes(number, batch):
             with self._lock:
                 self._stash.setdefault(number, deque()).appendleft(batch)
         else:
@@ -623,7 +623,7 @@ class Client:
 
     def _prefetched(self, connection: Connection, number: int, batch: _native.Batch) -> Prefetched:
         """A gathered batch. Where sampling consumes, it stays pinned until it is delivered."""
-        if not connection.native.consumes(number):
+        if not connection.consumes(number, batch):
             return Prefetched(self._delivered(connection, number, batch, None), _nothing, _nothing)
         try:
             sample = gather(connection, batch, None)
@@ -796,6 +796,10 @@ class Client:
             session.reset(number)
         finally:
             connection.give_session(session)
+        self._forget_stash(connection, number)
+
+    def _forget_stash(self, connection: Connection, number: int) -> None:
+        """The table was emptied: nobody gets what was drawn before."""
         with self._lock:
             undelivered = self._stash.pop(number, ())
         for batch in undelivered:
@@ -858,7 +862,7 @@ class Client:
             TableNotFoundError: There is no such table.
         """
         connection = self._connected()
-        return float(connection.native.table_info(connection.number(table))["max_priority"])
+        return connection.max_priority(connection.number(table))
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Settings and counters of every table.

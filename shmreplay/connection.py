@@ -11,13 +11,33 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from shmreplay import _native, errors, item_schema, lease, limits, reverb_types, tree
 from shmreplay.binding_support import table_not_found
 from shmreplay.item_schema import ItemSchema, Leaf
 from shmreplay.store import Store
 from shmreplay.table import Changeable, TableConfig
+
+# As the core writes it (sr_listed).
+LISTED: Final = np.dtype(
+    [
+        ("key", np.uint64),
+        ("seq", np.uint64),
+        ("inserted_ns", np.uint64),
+        ("priority", np.float64),
+        ("times_sampled", np.uint32),
+        ("pad", np.uint32),
+    ]
+)
+# Slots looked through at a time: others work on the table in between.
+_SLOTS_AT_ONCE: Final = 4096
+
+Limiter = tuple[float, int, float, float]
+"""The numbers of a rate limiter, in the order of its arguments."""
 
 
 class _Hold:
@@ -191,6 +211,60 @@ class Connection:
             ),
             Changeable(**{name: i[name] for name in Changeable._fields}),
         )
+
+    def max_priority(self, number: int) -> float:
+        """The largest priority that a table has seen since it was made or reset."""
+        return float(self.native.table_info(number)["max_priority"])
+
+    def consumes(self, number: int, batch: Any) -> bool:
+        """Whether the items of a batch are not drawn again: where that fails, they must be kept."""
+        return self.native.consumes(number)
+
+    def list_some(self, number: int, cursor: int) -> tuple[int | None, npt.NDArray[Any]]:
+        """Some of a table's items, of dtype `LISTED`, and from where to go on (None: the end).
+
+        0 begins.
+        """
+        part = np.empty(_SLOTS_AT_ONCE, LISTED)
+        after, n = self.native.list_some(number, cursor, part)
+        return after, part[:n]
+
+    def configure(
+        self,
+        number: int,
+        max_size: int | None,
+        max_times_sampled: int | None,
+        limiter: Limiter | None,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Gives a table those settings that are not None.
+
+        Args:
+            number: Of the table.
+            max_size: Checked, but for how far this table can grow.
+            max_times_sampled: Checked.
+            limiter: Checked.
+            wait: Wait where the table's extensions are behind.
+
+        Raises:
+            InvalidArgumentError: The table cannot grow so far.
+            DeadlineExceededError: Its extensions are behind, and it is not to wait.
+        """
+        limit = self.native.table_info(number)["max_size_limit"]
+        if max_size is not None and max_size > limit:
+            raise errors.InvalidArgumentError(
+                f"Got max_size {max_size} for table {self.configs[number].name!r}; expected at most"
+                f" {limit}. A table's address space is reserved when its server starts, for eight"
+                " times the max_size that it was declared with, or for what the server's capacity"
+                " can hold. Declare a larger max_size (memory is taken only as items come), or a"
+                " larger capacity."
+            )
+        session = self.take_session()
+        try:
+            session.configure(number, max_size, max_times_sampled, limiter, wait)
+        finally:
+            self.give_session(session)
 
     def check(self, number: int | None) -> None:
         """Walks all invariants of a table, or of the whole store.

@@ -193,6 +193,12 @@ they come."""
 BRIDGE_PIPELINE: Final = 2
 """Messages of one writer that are on their way at once; what comes meanwhile shares the next."""
 
+BRIDGE_LIST_PARTS: Final = 16
+"""Pieces of 4,096 slots that one answer lists: 2.5 MB, a millisecond of the bridge's time."""
+
+BRIDGE_FETCH_BYTES: Final = 32 * 2**20
+"""Bytes of items beyond which an answer to a fetch has fewer of them, but for a single one."""
+
 BRIDGE_POLL_S: Final = 0.002
 """Seconds between two tries for requests that wait for a rate limiter: local processes, which do
 not tell the bridge, may have changed something."""

@@ -8,27 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shmreplay.batches import item_arrays
-from shmreplay.connection import Connection
-from shmreplay.errors import InvalidArgumentError
+from shmreplay.connection import Connection, Limiter
 from shmreplay.limits import checked_int
 from shmreplay.rate_limiters import RateLimiter
 from shmreplay.replay_sample import ItemInfo, ReplaySample, SampleInfo
 from shmreplay.table import check_limiter, check_sizes
 
-# As the core writes it (sr_listed).
-_LISTED: Final = np.dtype(
-    [
-        ("key", np.uint64),
-        ("seq", np.uint64),
-        ("inserted_ns", np.uint64),
-        ("priority", np.float64),
-        ("times_sampled", np.uint32),
-        ("pad", np.uint32),
-    ]
-)
-# Slots looked through, and items pinned, at a time: others work on the table in between.
-_SLOTS_AT_ONCE: Final = 4096
-_PINS_AT_ONCE: Final = 256
+PINS_AT_ONCE: Final = 256
+"""Items that are pinned together while they are fetched."""
 
 
 def configure(
@@ -40,6 +27,17 @@ def configure(
 ) -> None:
     """See `Client.configure_table`."""
     number = connection.number(table)
+    connection.configure(number, *checked_change(max_size, max_times_sampled, rate_limiter))
+
+
+def checked_change(
+    max_size: Any, max_times_sampled: Any, rate_limiter: RateLimiter | None
+) -> tuple[int | None, int | None, Limiter | None]:
+    """Other settings for a table, as `Connection.configure` takes them.
+
+    Raises:
+        InvalidArgumentError, ArgumentTypeError: A setting is out of its range or of the wrong type.
+    """
     size = None if max_size is None else checked_int("max_size", max_size)
     times = None
     if max_times_sampled is not None:
@@ -54,19 +52,7 @@ def configure(
             rate_limiter.min_diff,
             rate_limiter.max_diff,
         )
-    limit = connection.native.table_info(number)["max_size_limit"]
-    if size is not None and size > limit:
-        raise InvalidArgumentError(
-            f"Got max_size {size} for table {table!r}; expected at most {limit}. A table's address"
-            " space is reserved when its server starts, for eight times the max_size that it was"
-            " declared with, or for what the server's capacity can hold. Declare a larger max_size"
-            " (memory is taken only as items come), or a larger capacity."
-        )
-    session = connection.take_session()
-    try:
-        session.configure(number, size, times, limiter)
-    finally:
-        connection.give_session(session)
+    return size, times, limiter
 
 
 def list_items(connection: Connection, table: str) -> ItemInfo:
@@ -75,9 +61,8 @@ def list_items(connection: Connection, table: str) -> ItemInfo:
     parts: list[npt.NDArray[Any]] = []
     cursor: int | None = 0
     while cursor is not None:
-        part = np.empty(_SLOTS_AT_ONCE, _LISTED)
-        cursor, n = connection.native.list_some(number, cursor, part)
-        parts.append(part[:n])
+        cursor, part = connection.list_some(number, cursor)
+        parts.append(part)
     listed = np.concatenate(parts)
     listed = listed[np.argsort(listed["seq"])]
     return ItemInfo(
@@ -94,8 +79,8 @@ def fetch(connection: Connection, table: str, keys: npt.NDArray[np.uint64]) -> l
     found: list[ReplaySample] = []
     session = connection.take_session()
     try:
-        for at in range(0, len(keys), _PINS_AT_ONCE):
-            batch = session.pin(number, keys[at : at + _PINS_AT_ONCE])
+        for at in range(0, len(keys), PINS_AT_ONCE):
+            batch = session.pin(number, keys[at : at + PINS_AT_ONCE])
             try:
                 for i in range(len(batch)):
                     schema, arrays = item_arrays(connection, batch, i)

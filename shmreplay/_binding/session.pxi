@@ -101,14 +101,17 @@ cdef class Session:
 
     # -------------------------------------------------------------- by key
 
-    cdef uint32_t keys_at_once(self, uint32_t table, uint32_t n) noexcept:
-        """So many keys go in one call: each needs room for its event where there are extensions."""
+    cpdef uint32_t keys_at_once(self, uint32_t table, uint32_t n) noexcept:
+        """So many of n keys go at once: each needs room for its event, if there are extensions."""
         return min(n, <uint32_t>SR_EVENTS_BATCH) if sr_table_has_events(
             &self.store.st, table) else n
 
-    cdef WaitLog wait_for_room(self, uint32_t table, WaitLog log, str what):
+    cdef WaitLog wait_for_room(self, uint32_t table, WaitLog log, str what, bint wait=True):
         """After a refusal for want of room for events: sleep until there may be some."""
         self.store.check_extension_thread(table)
+        if not wait:
+            raise errors.DeadlineExceededError(
+                f"{what} in table {self.store.table_name(table)!r}: its extensions are behind")
         if log is None:
             log = WaitLog(lambda: f"{what} in table {self.store.table_name(table)!r}: its "
                           "extensions are behind")
@@ -119,10 +122,11 @@ cdef class Session:
         log.tick()
         return log
 
-    def update(self, uint32_t table, keys, priorities):
+    def update(self, uint32_t table, keys, priorities, bint wait=True):
         """Set priorities by key (uint64[N] and float64[N], C-contiguous).
 
-        Gives the number of keys found. Waits where the table's extensions are behind.
+        Gives the number of keys found. Waits where the table's extensions are behind; without
+        `wait`, DeadlineExceededError is raised, and of at most `keys_at_once` keys nothing is done.
         """
         self.usable()
         cdef Py_buffer k, p
@@ -145,7 +149,7 @@ cdef class Session:
                             <double *>p.buf + at, &done)
                     applied += done
                     if rc == SR_WOULD_BLOCK:
-                        log = self.wait_for_room(table, log, "updating priorities")
+                        log = self.wait_for_room(table, log, "updating priorities", wait)
                         continue
                     at += step
                     if rc != SR_OK or at >= n:
@@ -158,10 +162,10 @@ cdef class Session:
             raise_status(rc, "updating priorities")
         return applied
 
-    def delete(self, uint32_t table, keys):
+    def delete(self, uint32_t table, keys, bint wait=True):
         """Delete by key (uint64[N], C-contiguous). Gives the number of items deleted.
 
-        Waits where the table's extensions are behind.
+        Waits where the table's extensions are behind; see `update` for `wait`.
         """
         self.usable()
         cdef Py_buffer k
@@ -178,7 +182,7 @@ cdef class Session:
                         &self.ses, table, min(step, n - at), <uint64_t *>k.buf + at, &done)
                 deleted += done
                 if rc == SR_WOULD_BLOCK:
-                    log = self.wait_for_room(table, log, "deleting items")
+                    log = self.wait_for_room(table, log, "deleting items", wait)
                     continue
                 at += step
                 if rc != SR_OK or at >= n:
@@ -211,9 +215,12 @@ cdef class Session:
             raise_status(rc, "fetching items", self.store)
         return batch
 
-    def configure(self, uint32_t table, max_size, max_times_sampled, limiter):
+    def configure(self, uint32_t table, max_size, max_times_sampled, limiter, bint wait=True):
         """Change what is not None; limiter: (samples_per_insert, min_size_to_sample, min_diff,
         max_diff).
+
+        Without `wait`, DeadlineExceededError where the table's extensions are behind: no setting
+        has changed, and the call is to be made again.
         """
         self.usable()
         cdef sr_table_change c
@@ -234,12 +241,15 @@ cdef class Session:
                 rc = sr_table_configure(&self.ses, table, &c)
             if rc != SR_WOULD_BLOCK:
                 break
-            log = self.wait_for_room(table, log, "changing a table's settings")
+            log = self.wait_for_room(table, log, "changing a table's settings", wait)
         if rc != SR_OK:
             raise_status(rc, "changing a table's settings")
 
-    def reset(self, uint32_t table):
-        """Empty the table and zero its counters. Waits where its extensions are behind."""
+    def reset(self, uint32_t table, bint wait=True):
+        """Empty the table and zero its counters.
+
+        Waits where its extensions are behind; without `wait`, DeadlineExceededError.
+        """
         self.usable()
         cdef int rc = SR_WOULD_BLOCK
         cdef WaitLog log = None
@@ -248,7 +258,7 @@ cdef class Session:
                 rc = sr_reset(&self.ses, table)
             if rc != SR_WOULD_BLOCK:
                 break
-            log = self.wait_for_room(table, log, "resetting")
+            log = self.wait_for_room(table, log, "resetting", wait)
         if rc != SR_OK:
             raise_status(rc, "resetting a table")
 

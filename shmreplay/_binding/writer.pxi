@@ -1246,9 +1246,11 @@ cdef class WriterCore:
         self.window_grew()
         return None
 
-    def replace_data(self, uint32_t t, str table, uint64_t key, trajectory):
+    def replace_data(self, uint32_t t, str table, uint64_t key, trajectory, bint wait=True):
         """Give the item of this key other data: True, False where it is gone, or the number of its
         structure where that is another one. Nothing is changed then.
+
+        Waits where the table's extensions are behind; without `wait`, DeadlineExceededError.
         """
         cdef list leaves = []
         cdef list foreign = []
@@ -1259,13 +1261,14 @@ cdef class WriterCore:
             self.enter()
             try:
                 self.identify(plan, t, table, trajectory, leaves)
-                return self.refer_and_replace(t, key, leaves, plan.schema)
+                return self.refer_and_replace(t, key, leaves, plan.schema, wait)
             finally:
                 self.leave()
         finally:
             drop_foreign(foreign)
 
-    cdef object refer_and_replace(self, uint32_t t, uint64_t key, list leaves, uint32_t schema):
+    cdef object refer_and_replace(self, uint32_t t, uint64_t key, list leaves, uint32_t schema,
+                                  bint wait):
         """A trajectory record even where whole rows of one block would do: see sr_replace."""
         cdef uint32_t first_run[SR_COLUMNS_MAX + 1]
         cdef uint32_t flags[SR_COLUMNS_MAX]
@@ -1299,7 +1302,7 @@ cdef class WriterCore:
                                 ses, t, key, SR_REF(off, SR_KIND_TRAJ), schema, &found, &other)
                         if rc != SR_WOULD_BLOCK:
                             break
-                        log = self.session.wait_for_room(t, log, "replace_item")
+                        log = self.session.wait_for_room(t, log, "replace_item", wait)
                 finally:
                     sr_release(ses, 1, &position)
         finally:

@@ -91,6 +91,11 @@ class RemoteBatch:
         numbers = {group.schema for group in self._groups}
         return numbers.pop() if len(numbers) == 1 else -1
 
+    @property
+    def pinned(self) -> bool:
+        """Whether the server keeps the items until they were delivered: none is drawn again."""
+        return any(group.lease is not None for group in self._groups)
+
     def lend(self, on_release: list[Any]) -> None:
         """The items are the borrower's: what was received is a copy, and nothing stays pinned."""
         self._give_back()

@@ -16,11 +16,13 @@ import numpy.typing as npt
 from shmreplay import errors, item_schema, limits
 from shmreplay.bridge.protocol import (
     FAILED,
+    GONE,
     HELD,
     INSERTED,
     ITEM_BODY,
     LISTED,
     REFERENCE,
+    REPLACE_BODY,
     SQUEEZED,
     STATE,
     Op,
@@ -46,6 +48,12 @@ class _BridgeWriter(TrajectoryWriter):
     def make_room(self, table: str) -> None:
         """The channel has looked: there is room."""
 
+    def replace_data(
+        self, t: int, table: str, key: int, trajectory: Any, wait: bool = True
+    ) -> bool | int:
+        """Tries once: where the table's extensions are behind, the channel tries again."""
+        return super().replace_data(t, table, key, trajectory, False)
+
 
 @dataclasses.dataclass
 class _Item:
@@ -54,7 +62,10 @@ class _Item:
     table: int
     schema: int
     priority: float
+    """NaN: none was given."""
     timeout: float
+    key: int
+    """Of the item that gets these data; 0 of a new one."""
     references: list[tuple[int, int, int, int, int, int, list[int] | None]]
 
 
@@ -105,9 +116,10 @@ class Channel:
         n = 0
         while not reader.at_end:
             op = reader.u8()
-            if op == Op.ITEM:
+            if op == Op.ITEM or op == Op.REPLACE:
                 n += 1
-                yield from self._item(_read_item(reader), states)
+                item = _read_item(reader) if op == Op.ITEM else _read_replacement(reader)
+                yield from self._item(item, op == Op.REPLACE, states)
             else:
                 self._other(op, reader)
         reader.finish()
@@ -207,30 +219,50 @@ class Channel:
 
     # ------------------------------------------------------------------ items
 
-    def _item(self, item: _Item, states: Writer) -> Work:
-        """Inserts an item, or holds it back; waits where the window is full."""
-        writer = self.writer
+    def _item(self, item: _Item, replace: bool, states: Writer) -> Work:
+        """Does what is to be done with an item, and notes what became of it."""
         try:
             name = self._names.get(item.table)
             if name is None:
                 raise ProtocolError(f"an item for table {item.table}, which is not there")
             trajectory = self._trajectory(item)
-            if math.isnan(item.timeout):
-                while len(writer.pending) >= limits.WRITER_WINDOW_ITEMS:
-                    before = len(writer.pending)
-                    writer.insert_pending()
-                    if len(writer.pending) == before:
-                        yield self.held_back()
-                key = writer.create_item(name, item.priority, trajectory)
+            if replace:
+                there = yield from self._replace(item, name, trajectory)
+                state, key = (INSERTED, item.key) if there else (GONE, 0)
+            elif math.isnan(item.timeout):
+                key = yield from self._create(item, name, trajectory)
+                state = HELD if key is None else INSERTED
             else:
                 key = yield from self._insert(item, name, trajectory)
+                state = INSERTED
         except ProtocolError:
             raise
         except errors.ReverbError as error:
             states.meta += STATE.pack(FAILED, 0)
             encode_error(states, error)
         else:
-            states.meta += STATE.pack(HELD if key is None else INSERTED, key or 0)
+            states.meta += STATE.pack(state, key or 0)
+
+    def _create(self, item: _Item, name: str, trajectory: Any) -> Work:
+        """Inserts an item, or holds it back; waits where the window is full."""
+        writer = self.writer
+        while len(writer.pending) >= limits.WRITER_WINDOW_ITEMS:
+            before = len(writer.pending)
+            writer.insert_pending()
+            if len(writer.pending) == before:
+                yield self.held_back()
+        priority = None if math.isnan(item.priority) else item.priority
+        return writer.create_item(name, priority, trajectory)
+
+    def _replace(self, item: _Item, name: str, trajectory: Any) -> Work:
+        """Gives an item other data. Its result says whether it is there."""
+        while True:
+            try:
+                return self.writer.replace_item(name, item.key, trajectory)
+            except errors.DeadlineExceededError:
+                if self.tasks[0].cancelled:
+                    raise
+            yield item.table, "events"
 
     def _insert(self, item: _Item, name: str, trajectory: Any) -> Work:
         """Inserts an item as the limiter allows, within its time."""
@@ -299,6 +331,17 @@ def _path(text: str) -> tuple[Any, ...]:
 
 def _read_item(reader: Reader) -> _Item:
     table, schema, priority, timeout, n = reader.unpack(ITEM_BODY)
+    return _Item(table, schema, priority, timeout, 0, _read_references(reader, n))
+
+
+def _read_replacement(reader: Reader) -> _Item:
+    table, schema, key, n = reader.unpack(REPLACE_BODY)
+    return _Item(table, schema, math.nan, math.nan, key, _read_references(reader, n))
+
+
+def _read_references(
+    reader: Reader, n: int
+) -> list[tuple[int, int, int, int, int, int, list[int] | None]]:
     if n > limits.MAX_COLUMNS:
         raise ProtocolError(f"an item of {n} columns")
     references = []
@@ -310,4 +353,4 @@ def _read_item(reader: Reader) -> _Item:
         if flags & LISTED:
             values = np.frombuffer(reader.take(8 * length), "<i8").tolist()
         references.append((owner, column, flags, length, first, stride, values))
-    return _Item(table, schema, priority, timeout, references)
+    return references

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmreplay import _native, errors, item_schema, reverb_types
-from shmreplay.bridge import auth
+from shmreplay.bridge import auth, protocol
 from shmreplay.bridge.batch import RemoteBatch, read_samples
 from shmreplay.bridge.link import Link, Pending
 from shmreplay.bridge.protocol import Kind
@@ -22,9 +22,9 @@ from shmreplay.bridge.sampler import RemoteSampler
 from shmreplay.bridge.scratch import ScratchStore
 from shmreplay.bridge.wire import Reader, Writer
 from shmreplay.bridge.writer import RemoteTrajectoryWriter
-from shmreplay.connection import Connection
+from shmreplay.connection import LISTED, Connection, Limiter
 from shmreplay.item_schema import ItemSchema
-from shmreplay.table import TableConfig
+from shmreplay.table import Changeable, TableConfig
 
 __all__ = ["RemoteConnection", "RemoteSession"]
 
@@ -114,11 +114,64 @@ class RemoteConnection(Connection):
 
     def info(self, number: int) -> reverb_types.TableInfo:
         """Settings and counters of a table at this moment."""
+        counts, settings, _ = self._info(number)
+        return self.configs[number].info(reverb_types.TableCounts(*counts), Changeable(*settings))
+
+    def _info(self, number: int) -> tuple[Sequence[int], Sequence[Any], float]:
+        """Counters, settings as they are now, and the largest priority."""
+        self.check_open()
         body = Writer()
         body.u16(number)
         reader = self.link.call(Kind.INFO, body)
-        counts = reverb_types.TableCounts(*(reader.i64() for _ in range(6)))
-        return self.configs[number].info(counts)
+        fields = reader.unpack(protocol.INFO)
+        reader.finish()
+        return fields[:6], fields[6:-1], float(fields[-1])
+
+    def max_priority(self, number: int) -> float:
+        """The largest priority that a table has seen since it was made or reset."""
+        return self._info(number)[2]
+
+    def consumes(self, number: int, batch: Any) -> bool:
+        """Whether the items of a batch are not drawn again: the server said so with them."""
+        pinned: bool = batch.pinned
+        return pinned
+
+    def list_some(self, number: int, cursor: int) -> tuple[int | None, npt.NDArray[Any]]:
+        """Some of a table's items, and from where to go on (None: the end)."""
+        self.check_open()
+        body = self.body()
+        body.u16(number)
+        body.u64(cursor)
+        reader = self.link.call(Kind.LIST, body)
+        more, after = reader.u8(), reader.u64()
+        arrays = [reader.array() for _ in protocol.LISTED_FIELDS]
+        reader.finish()
+        part = np.zeros(arrays[0].size, LISTED)
+        for name, array in zip(protocol.LISTED_FIELDS, arrays, strict=True):
+            if array.shape != part.shape or array.dtype != LISTED[name]:
+                raise errors.ProtocolError("an answer lists items in arrays that do not match")
+            part[name] = array
+        return after if more else None, part
+
+    def configure(
+        self,
+        number: int,
+        max_size: int | None,
+        max_times_sampled: int | None,
+        limiter: Limiter | None,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Gives a table those settings that are not None; the server waits as it has to."""
+        self.check_open()
+        what = protocol.SET_MAX_SIZE if max_size is not None else 0
+        what |= protocol.SET_MAX_TIMES_SAMPLED if max_times_sampled is not None else 0
+        what |= protocol.SET_LIMITER if limiter is not None else 0
+        body = Writer()
+        body.meta += protocol.CHANGE.pack(
+            number, what, max_size or 0, max_times_sampled or 0, *(limiter or (0.0, 0, 0.0, 0.0))
+        )
+        self.link.call(Kind.CONFIGURE, body)
 
     def stats(self) -> dict[str, float]:
         """Counters of the store and of each table: a flat dict of numbers, units in the names."""
@@ -189,6 +242,23 @@ class RemoteSession:
         body = Writer()
         body.u16(table)
         self._call(Kind.RESET, body)
+
+    def pin(self, table: int, keys: npt.NDArray[np.uint64]) -> RemoteBatch:
+        """Those of the items of these keys that are there; the server keeps no pins on them."""
+        batch = RemoteBatch(self, table, [])
+        while len(keys):
+            self.connection.check_open()
+            link, body = self.connection.link, self.connection.body()
+            body.u16(table)
+            body.array(keys)
+            pending = link.post(Kind.FETCH, body)
+            reader = link.answer(pending)
+            done = reader.u32()
+            if not 1 <= done <= len(keys):
+                raise errors.ProtocolError(f"an answer about {done} keys; asked for {len(keys)}")
+            batch.absorb(read_samples(self, table, pending.sequence, reader))
+            keys = keys[done:]
+        return batch
 
     def insert_batch(
         self,

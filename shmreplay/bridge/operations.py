@@ -7,13 +7,15 @@ import math
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shmreplay import _native, errors, item_schema, limits
+from shmreplay import _native, errors, item_schema, limits, live_table
 from shmreplay.binding_support import bad_priority
+from shmreplay.bridge import protocol
 from shmreplay.bridge.batch import write_samples
 from shmreplay.bridge.protocol import Kind
 from shmreplay.bridge.scheduler import Task, Work
@@ -21,7 +23,9 @@ from shmreplay.bridge.wire import Reader, Writer
 from shmreplay.client import Client
 from shmreplay.connection import Connection
 from shmreplay.errors import ProtocolError
+from shmreplay.rate_limiters import RateLimiter
 from shmreplay.spec import DTYPE_CODES
+from shmreplay.table import Changeable
 
 if TYPE_CHECKING:
     from shmreplay.bridge.sessions import Session
@@ -53,6 +57,9 @@ class Operations:
             Kind.INFO: self._info,
             Kind.STATS: self._stats,
             Kind.CHECK: self._check,
+            Kind.LIST: self._list,
+            Kind.FETCH: self._fetch,
+            Kind.CONFIGURE: self._configure,
         }
 
     def close(self) -> None:
@@ -67,6 +74,8 @@ class Operations:
                 return self._native.can_sample(number, 1)
             case (int(number), "insert"):
                 return self._native.can_insert(number, 1)
+            case (int(number), "events"):
+                return not self._native.events_behind(number)
         return True
 
     def put_back(self, number: int, batch: _native.Batch) -> None:
@@ -78,8 +87,8 @@ class Operations:
         self._client._finish(self.connection, batch)
 
     def consumes(self, number: int) -> bool:
-        """Whether items leave the table when they are sampled."""
-        return self.connection.configs[number].max_times_sampled > 0
+        """Whether what is sampled is not sampled again."""
+        return self._native.consumes(number)
 
     def _table(self, reader: Reader) -> tuple[int, str]:
         number = reader.u16()
@@ -119,29 +128,33 @@ class Operations:
             if batch is None:
                 describe = self.connection.describe_wait(number, "sampling")
                 raise errors.DeadlineExceededError(f"no sample within {timeout} s: {describe()}")
-            body = self._samples(session, number, batch)
+            consumes = self.consumes(number)
+            body = self._samples(session, batch, consumes)
         except BaseException:
             if batch is not None:
                 self.put_back(number, batch)
             raise
-        if self.consumes(number):
+        if consumes:
             session.lent[task.sequence] = (number, batch)
         else:
             self.delivered(batch)
         return body
 
-    def _samples(self, session: Session, number: int, batch: _native.Batch) -> Writer:
+    def _samples(self, session: Session, batch: _native.Batch, pinned: bool) -> Writer:
         body = session.body()
+        self._write_samples(body, batch, pinned)
+        body.check_size("a sample")
+        return body
+
+    def _write_samples(self, body: Writer, batch: _native.Batch, pinned: bool) -> None:
         schemas = {batch.schema_of(i) for i in range(len(batch))}
         write_samples(
             body,
             batch,
             {schema: self.connection.schema(schema) for schema in schemas},
             {schema: self._native.schema_text(schema) for schema in schemas},
-            self.consumes(number),
+            pinned,
         )
-        body.check_size("a sample")
-        return body
 
     # ------------------------------------------------------------------ inserting
 
@@ -150,7 +163,7 @@ class Operations:
         timeout, n, text = reader.timeout(), reader.u64(), reader.blob()
         priorities = _typed(reader.array(), np.float64, (n,))
         schema, columns = self._rows(number, text, n, reader)
-        self._check_priorities(number, name, priorities)
+        self._check_priorities(number, name, priorities[~np.isnan(priorities)])
         task.deadline = math.inf if timeout is None else time.monotonic() + timeout
         keys, done = np.zeros(n, np.uint64), 0
         describe = self.connection.describe_wait(number, "insert_batch")
@@ -221,32 +234,71 @@ class Operations:
         priorities = _typed(reader.array(), np.float64, keys.shape)
         reader.finish()
         self._check_priorities(number, name, priorities)
-        native = self.connection.take_session()
-        try:
-            found = native.update(number, keys, priorities)
-        finally:
-            self.connection.give_session(native)
-        return _count(found)
-        yield
+
+        def update(native: _native.Session, part: slice) -> int:
+            return native.update(number, keys[part], priorities[part], False)
+
+        return (yield from self._by_keys(number, task, len(keys), update))
 
     def _delete(self, session: Session, reader: Reader, task: Task) -> Work:
         number, _ = self._table(reader)
         keys = _typed(reader.array(), np.uint64, None)
         reader.finish()
+
+        def delete(native: _native.Session, part: slice) -> int:
+            return native.delete(number, keys[part], False)
+
+        return (yield from self._by_keys(number, task, len(keys), delete))
+
+    def _by_keys(
+        self, number: int, task: Task, n: int, change: Callable[[_native.Session, slice], int]
+    ) -> Work:
+        """Changes items by key, so many at a time as the table's extensions have room for."""
         native = self.connection.take_session()
         try:
-            found = native.delete(number, keys)
+            step, found = max(native.keys_at_once(number, n), 1), 0
+            for at in range(0, n, step):
+                part = slice(at, at + step)
+                found += yield from self._once_told(number, task, partial(change, native, part))
         finally:
             self.connection.give_session(native)
         return _count(found)
-        yield
+
+    def _once_told(self, number: int, task: Task, attempt: Callable[[], Any]) -> Work:
+        """Tries again while the table's extensions are behind. Its result is the attempt's."""
+        while True:
+            try:
+                return attempt()
+            except errors.DeadlineExceededError:
+                if task.cancelled:
+                    raise
+            yield number, "events"
 
     def _reset(self, session: Session, reader: Reader, task: Task) -> Work:
-        _, name = self._table(reader)
+        number, _ = self._table(reader)
         reader.finish()
-        self._client.reset(name)
+        native = self.connection.take_session()
+        try:
+            yield from self._once_told(number, task, lambda: native.reset(number, False))
+        finally:
+            self.connection.give_session(native)
+        self._client._forget_stash(self.connection, number)
         return Writer()
-        yield
+
+    def _configure(self, session: Session, reader: Reader, task: Task) -> Work:
+        number, _ = self._table(reader)
+        what, size, times, *limiter = reader.unpack(protocol.CHANGE_BODY)
+        reader.finish()
+        if what > protocol.SET_MAX_SIZE | protocol.SET_MAX_TIMES_SAMPLED | protocol.SET_LIMITER:
+            raise ProtocolError(f"unknown settings {what:#x} of a table")
+        change = live_table.checked_change(
+            size if what & protocol.SET_MAX_SIZE else None,
+            times if what & protocol.SET_MAX_TIMES_SAMPLED else None,
+            RateLimiter(*limiter) if what & protocol.SET_LIMITER else None,
+        )
+        configure = self.connection.configure
+        yield from self._once_told(number, task, lambda: configure(number, *change, wait=False))
+        return Writer()
 
     # ------------------------------------------------------------------ looking
 
@@ -255,10 +307,76 @@ class Operations:
         reader.finish()
         info = self._native.table_info(number)
         body = Writer()
-        for field in ("inserts", "samples", "size", *_EPISODES, "num_unique_samples"):
-            body.i64(info[field])
+        body.meta += protocol.INFO.pack(*(info[field] for field in _INFO))
         return body
         yield
+
+    def _list(self, session: Session, reader: Reader, task: Task) -> Work:
+        number, _ = self._table(reader)
+        cursor: int | None = reader.u64()
+        reader.finish()
+        yield from self._room_for(session, task)
+        parts: list[Array] = []
+        while cursor is not None and len(parts) < limits.BRIDGE_LIST_PARTS:
+            cursor, part = self.connection.list_some(number, cursor)
+            parts.append(part)
+        listed = np.concatenate(parts)
+        body = session.body()
+        body.u8(0 if cursor is None else 1)
+        body.u64(cursor or 0)
+        for name in protocol.LISTED_FIELDS:
+            body.array(np.ascontiguousarray(listed[name]))
+        return body
+
+    def _room_for(self, session: Session, task: Task) -> Work:
+        """Waits while the client has not taken earlier answers."""
+        while session.full:
+            if task.cancelled:
+                raise errors.DeadlineExceededError("earlier answers were not taken")
+            yield "room", session
+
+    def _fetch(self, session: Session, reader: Reader, task: Task) -> Work:
+        number, _ = self._table(reader)
+        keys = _typed(reader.array(), np.uint64, None)
+        reader.finish()
+        if not 1 <= len(keys) <= live_table.PINS_AT_ONCE:
+            raise ProtocolError(f"{len(keys)} keys to fetch; 1 to {live_table.PINS_AT_ONCE}")
+        yield from self._room_for(session, task)
+        native = self.connection.take_session()
+        try:
+            while True:
+                body = self._fetched(session, native, number, keys)
+                if body is not None:
+                    return body
+                keys = keys[: len(keys) // 2]
+        finally:
+            self.connection.give_session(native)
+
+    def _fetched(
+        self, session: Session, native: _native.Session, number: int, keys: Array
+    ) -> Writer | None:
+        """An answer with the items of these keys; None where fewer of them are to be tried."""
+        batch = native.pin(number, keys)
+        try:
+            nbytes = sum(
+                length * row_bytes
+                for i in range(len(batch))
+                for length, _, row_bytes in batch.columns(i)
+            )
+            if nbytes > limits.BRIDGE_FETCH_BYTES and len(keys) > 1:
+                return None
+            body = session.body()
+            body.u32(len(keys))
+            self._write_samples(body, batch, False)
+        finally:
+            batch.release()
+        try:
+            body.check_size("an item")
+        except errors.InvalidArgumentError:
+            if len(keys) == 1:
+                raise
+            return None
+        return body
 
     def _stats(self, session: Session, reader: Reader, task: Task) -> Work:
         reader.finish()
@@ -279,7 +397,11 @@ class Operations:
         return Writer()
 
 
-_EPISODES = ("num_episodes", "num_deleted_episodes")
+_INFO = (
+    *("inserts", "samples", "size", "num_episodes", "num_deleted_episodes", "num_unique_samples"),
+    *Changeable._fields,
+    "max_priority",
+)
 
 
 def _count(n: int) -> Writer:

@@ -12,16 +12,26 @@ from shmreplay.bridge.wire import Reader, Writer
 from shmreplay.errors import ProtocolError
 
 __all__ = [
+    "CHANGE",
+    "CHANGE_BODY",
     "FAILED",
+    "GONE",
     "HEADER",
     "HELD",
+    "INFO",
     "INSERTED",
     "ITEM",
     "ITEM_BODY",
     "LISTED",
+    "LISTED_FIELDS",
     "MAGIC",
     "REFERENCE",
+    "REPLACE",
+    "REPLACE_BODY",
     "REQUESTS",
+    "SET_LIMITER",
+    "SET_MAX_SIZE",
+    "SET_MAX_TIMES_SAMPLED",
     "SQUEEZED",
     "STATE",
     "VERSION",
@@ -64,10 +74,13 @@ class Kind(enum.IntEnum):
     INFO = 25
     STATS = 26
     CHECK = 27
+    LIST = 28
+    FETCH = 29
     WRITER_OPEN = 30
     WRITE = 31
     FLUSH = 32
     WRITER_CLOSE = 33
+    CONFIGURE = 34
 
 
 class Op(enum.IntEnum):
@@ -79,13 +92,39 @@ class Op(enum.IntEnum):
     ITEM = 4
     EPISODE = 5
     CONFIGURE = 6
+    REPLACE = 7
 
 
 ITEM: Final = struct.Struct("<BHIddH")
-"""Op.ITEM, table, structure, priority, timeout (NaN: hold back), columns."""
+"""Op.ITEM, table, structure, priority (NaN: None), timeout (NaN: hold back), columns."""
 
 ITEM_BODY: Final = struct.Struct("<HIddH")
 """The same without the first byte."""
+
+REPLACE: Final = struct.Struct("<BHIQH")
+"""Op.REPLACE, table, structure, key, columns."""
+
+REPLACE_BODY: Final = struct.Struct("<HIQH")
+"""The same without the first byte."""
+
+CHANGE: Final = struct.Struct("<HBqqdqdd")
+"""Table, what changes, max_size, max_times_sampled, samples_per_insert, min_size_to_sample,
+min_diff, max_diff."""
+
+CHANGE_BODY: Final = struct.Struct("<Bqqdqdd")
+"""The same without the table."""
+
+SET_MAX_SIZE: Final = 1
+SET_MAX_TIMES_SAMPLED: Final = 2
+SET_LIMITER: Final = 4
+"""Flags of what changes."""
+
+LISTED_FIELDS: Final = ("key", "seq", "inserted_ns", "priority", "times_sampled")
+"""Arrays of an answer to LIST."""
+
+INFO: Final = struct.Struct("<6q2qdq3d")
+"""Inserts, samples, size, episodes, deleted episodes, unique samples; max_size and what follows it
+in CHANGE, as they are now; the largest priority seen."""
 
 REFERENCE: Final = struct.Struct("<IHBIqq")
 """A column of an item: writer, column, flags, length, first value, stride."""
@@ -100,7 +139,8 @@ LISTED: Final = 2
 HELD: Final = 0
 INSERTED: Final = 1
 FAILED: Final = 2
-"""What became of an item."""
+GONE: Final = 3
+"""What became of an item: held back; in the table, or replaced; refused; not there any more."""
 
 REQUESTS: Final = frozenset(kind for kind in Kind if kind >= Kind.INSERT_BATCH)
 """Kinds that have a sequence number and get exactly one answer."""

@@ -8,6 +8,7 @@ same order, and items name them by column and number.
 from __future__ import annotations
 
 import json
+import math
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from shmreplay.bridge.protocol import (
     ITEM,
     LISTED,
     REFERENCE,
+    REPLACE,
     SQUEEZED,
     Kind,
     Op,
@@ -227,6 +229,15 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         self._push_what_waits()
         return None
 
+    def replace_data(
+        self, t: int, table: str, key: int, trajectory: Any, wait: bool = True
+    ) -> bool | int:
+        """Gives the item of this key other data. False where it is gone."""
+        with self._order:
+            self._encode_replacement(t, table, key, trajectory)
+            pending = self._push(awaited=True)
+        return self._key_of(pending) is not None
+
     def insert_now(
         self,
         t: int,
@@ -237,9 +248,11 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         describe: Callable[[], str],
     ) -> int:
         """Inserts an item, waiting as the limiter demands. Gives the key."""
+        # The client has checked it, and made NaN of None.
+        given = None if priority is None or math.isnan(priority) else priority
         with self._order:
-            seconds = float("inf") if timeout is None else timeout
-            self._encode_item(t, table, priority, trajectory, seconds)
+            seconds = math.inf if timeout is None else timeout
+            self._encode_item(t, table, given, trajectory, seconds)
             pending = self._push()
         key = self._key_of(pending, timeout)
         assert key is not None
@@ -248,21 +261,34 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
     def _encode_item(
         self, number: int, table: str, priority: float | None, trajectory: Any, seconds: float
     ) -> None:
+        value, schema, references = self._references(number, table, priority, trajectory)
+        self._items += ITEM.pack(Op.ITEM, number, schema, value, seconds, len(references))
+        self._encode_references(references)
+
+    def _encode_replacement(self, number: int, table: str, key: int, trajectory: Any) -> None:
+        _, schema, references = self._references(number, table, None, trajectory)
+        self._items += REPLACE.pack(Op.REPLACE, number, schema, key, len(references))
+        self._encode_references(references)
+
+    def _references(
+        self, number: int, table: str, priority: float | None, trajectory: Any
+    ) -> tuple[float, int, list[Any]]:
+        """Priority (NaN for None), structure as the server knows it, reference of each column."""
         self._raise_remote()
         value, schema, references = self.item_references(number, table, priority, trajectory)
-        owners: list[Any] = [reference[0] for reference in references]
-        for owner in set(owners) - {self}:
+        owners: set[Any] = {reference[0] for reference in references}
+        for owner in owners - {self}:
             owner.push()  # before this item is sent, its steps are
-        stream, meta = self._stream, self._items
-        schema = self._schema_number(schema)
-        meta += ITEM.pack(Op.ITEM, number, schema, value, seconds, len(references))
-        for _, column, squeezed, first, stride, length, values in references:
+        return value, self._schema_number(schema), references
+
+    def _encode_references(self, references: list[Any]) -> None:
+        for owner, column, squeezed, first, stride, length, values in references:
             flags = (SQUEEZED if squeezed else 0) | (LISTED if values is not None else 0)
-            owner = owners.pop(0).stream_number
-            meta += REFERENCE.pack(owner, column, flags, length, first, stride)
+            number = owner.stream_number
+            self._items += REFERENCE.pack(number, column, flags, length, first, stride)
             if values is not None:
-                meta += struct.pack(f"<{len(values)}q", *values)
-        stream.items += 1
+                self._items += struct.pack(f"<{len(values)}q", *values)
+        self._stream.items += 1
 
     @property
     def stream_number(self) -> int:
@@ -282,8 +308,9 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
     def _key_of(self, pending: Pending | None, timeout: float | None = None) -> int | None:
         """The key of the last item of a message, which was answered."""
         assert pending is not None
-        states = list(_read_states(self._remote.link.answer(pending, timeout)))
-        state, key, error = states[-1]
+        *before, (state, key, error) = _read_states(self._remote.link.answer(pending, timeout))
+        for _, _, failed in before:
+            self._stream.item_error = self._stream.item_error or failed
         if error is not None:
             raise error
         return key if state == INSERTED else None
@@ -295,11 +322,13 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         with self._order:
             self._push()
 
-    def _push(self, wait: bool = True) -> Pending | None:
+    def _push(self, wait: bool = True, awaited: bool = False) -> Pending | None:
+        """Sends what there is; of `awaited`, the caller reads the answer."""
         stream = self._stream
         self._encode_run()
         stream.in_flight += 0 if stream.empty else 1
-        return stream.send(self._answered, wait)
+        awaited = awaited or self._confirm
+        return stream.send(lambda pending: self._answered(pending, awaited), wait)
 
     def _push_soon(self) -> None:
         """Sends at once while little is on its way; else what comes shares the next message."""
@@ -314,13 +343,13 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             with self._order:
                 self._push_soon()
 
-    def _answered(self, pending: Pending) -> None:
+    def _answered(self, pending: Pending, awaited: bool) -> None:
         """A message was answered, on the link's thread: remember what failed, send what waits."""
         stream = self._stream
         stream.in_flight -= 1
         if pending.error is not None:
             stream.error = _as_remote(pending.error)
-        elif not self._confirm:
+        elif not awaited:
             for _, _, error in _read_states(pending.result()):
                 stream.item_error = stream.item_error or error
         # Whoever has the lock looks again after giving it back.

@@ -92,7 +92,7 @@ def test_golden_messages_are_understood(bench: Bench) -> None:
                 bench.dispatcher.turn()
                 headers = [protocol.read_header(f[0]) for f in bench.sent.pop(peer)]
             assert [header.kind for header in headers] == [Kind.REPLY], name
-    assert bench.received(peer) == 13
+    assert bench.received(peer) == 18
     assert bench.take(peer, GOLDEN["bye"]) == []
     assert bench.received(peer) is None
 

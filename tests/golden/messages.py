@@ -13,7 +13,7 @@ import numpy as np
 
 from shmreplay import errors
 from shmreplay.bridge import protocol
-from shmreplay.bridge.protocol import ITEM, LISTED, REFERENCE, SQUEEZED, Kind, Op
+from shmreplay.bridge.protocol import CHANGE, ITEM, LISTED, REFERENCE, REPLACE, SQUEEZED, Kind, Op
 from shmreplay.bridge.wire import Writer
 
 FILE = Path(__file__).with_name("frames_v1.json")
@@ -75,6 +75,36 @@ def write() -> Writer:
     body.i64(1)
     body.u8(Op.EPISODE)
     body.u8(1)
+    return body
+
+
+def write_replacement() -> Writer:
+    body = Writer()
+    body.u32(2)
+    body.u8(Op.COLUMN)
+    body.text('["x"]')
+    body.u8(11)
+    body.u8(1)
+    body.u64(3)
+    body.u8(Op.ROWS)
+    body.u16(1)
+    body.u16(0)
+    body.u32(1)
+    body.u8(1)
+    body.array(np.arange(3, dtype=np.float32).reshape(1, 3))
+    body.u8(Op.SCHEMA)
+    body.text(SCHEMA)
+    body.meta += ITEM.pack(Op.ITEM, 0, 0, float("nan"), float("nan"), 1)
+    body.meta += REFERENCE.pack(2, 0, 0, 1, 0, 1)
+    body.meta += REPLACE.pack(Op.REPLACE, 0, 0, 2**63, 1)
+    body.meta += REFERENCE.pack(2, 0, LISTED, 1, 0, 0)
+    body.i64(0)
+    return body
+
+
+def configure() -> Writer:
+    body = Writer()
+    body.meta += CHANGE.pack(0, 7, 500, 3, 1.5, 1, -2.0, 1e6)
     return body
 
 
@@ -142,6 +172,11 @@ def messages() -> dict[str, list[bytes]]:
         "check": (Kind.CHECK, numbers(("u16", 0xFFFF)), 11),
         "writer_close": (Kind.WRITER_CLOSE, numbers(("u32", 1)), 12),
         "reset": (Kind.RESET, numbers(("u16", 0)), 13),
+        "list": (Kind.LIST, numbers(("u16", 0), ("u64", 0)), 14),
+        "fetch": (Kind.FETCH, keyed(False), 15),
+        "configure": (Kind.CONFIGURE, configure(), 16),
+        "writer_open_again": (Kind.WRITER_OPEN, numbers(("u32", 2), ("u32", 8), ("u8", 1)), 17),
+        "write_replacement": (Kind.WRITE, write_replacement(), 18),
         "ping": (Kind.PING, numbers(("u32", 1), ("u64", 9)), 0),
         "release": (Kind.RELEASE, numbers(("u64", 6)), 0),
         "cancel": (Kind.CANCEL, numbers(("u64", 6)), 0),

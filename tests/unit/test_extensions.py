@@ -14,6 +14,7 @@ import pytest
 import shmreplay as reverb
 from shmreplay import errors, limits
 from shmreplay.extensions import ExtensionItem, insert_on_sample
+from tests.conftest import free_port
 
 DEADLINE_S = 60.0
 MakeServer = Callable[..., reverb.Server]
@@ -217,12 +218,12 @@ def fill(client: reverb.Client) -> int:
     pytest.fail("the ring is never full")
 
 
-def test_who_runs_ahead_waits(
-    make_server: MakeServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_who_runs_ahead_waits(make_server: MakeServer, transport: str) -> None:
     recorder = Recorder()
-    server = make_server([table(extensions=[recorder], max_size=5000)])
-    client = server.localhost_client()
+    server = make_server([table(extensions=[recorder], max_size=5000)], port=free_port())
+    addresses = {"shm": server.address, "tcp": f"tcp://127.0.0.1:{server.port}"}
+    client = reverb.Client(addresses[transport])
     first = int(client.insert_batch("t", {"x": np.zeros(1)})[0])
     recorder.gate.clear()
     n = 1 + fill(client)
@@ -266,6 +267,7 @@ def test_who_runs_ahead_waits(
     told(server)
     assert recorder.happened[-1] == ("reset",)
     server.check()
+    client.close()
 
 
 def test_an_extension_may_use_its_table(make_server: MakeServer) -> None:

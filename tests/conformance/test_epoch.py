@@ -14,6 +14,7 @@ import shmreplay as reverb
 from shmreplay import Client, Server, errors
 
 Maker = Callable[..., Server]
+Connect = Callable[[Server], Client]
 
 
 def epoch_table(**options: Any) -> reverb.Table:
@@ -36,9 +37,9 @@ def insert(client: Client, *ids: int) -> list[int]:
     return keys
 
 
-def test_each_item_once_and_then_again(make_server: Maker) -> None:
-    server = make_server([epoch_table()])
-    with Client(server.address) as client:
+def test_each_item_once_and_then_again(serve: Maker, connect: Connect) -> None:
+    server = serve([epoch_table()])
+    with connect(server) as client:
         insert(client, *range(10))
         first = ids_of(client, 7)
         batch = client.sample_batch("t", 8)  # the last three of this pass, five of the next
@@ -55,9 +56,9 @@ def test_each_item_once_and_then_again(make_server: Maker) -> None:
         assert info.sampler_options.WhichOneof("distribution") == "epoch"
 
 
-def test_what_comes_and_goes_within_a_pass(make_server: Maker) -> None:
-    server = make_server([epoch_table(max_size=6)])
-    with Client(server.address) as client:
+def test_what_comes_and_goes_within_a_pass(serve: Maker, connect: Connect) -> None:
+    server = serve([epoch_table(max_size=6)])
+    with connect(server) as client:
         keys = insert(client, 0, 1, 2, 3)
         drawn = ids_of(client, 3)
         [left] = {0, 1, 2, 3} - set(drawn)
@@ -84,23 +85,23 @@ def test_what_comes_and_goes_within_a_pass(make_server: Maker) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_with_a_bound_on_samples(make_server: Maker, most: int) -> None:
-    server = make_server([epoch_table(max_times_sampled=most)])
-    with Client(server.address) as client:
+def test_with_a_bound_on_samples(serve: Maker, connect: Connect, most: int) -> None:
+    server = serve([epoch_table(max_times_sampled=most)])
+    with connect(server) as client:
         insert(client, *range(20))
         for _ in range(most):
             assert sorted(ids_of(client, 20)) == list(range(20))
         assert client.server_info()["t"].current_size == 0
 
 
-def test_several_clients_share_a_pass(make_server: Maker) -> None:
-    server = make_server([epoch_table()])
+def test_several_clients_share_a_pass(serve: Maker, connect: Connect) -> None:
+    server = serve([epoch_table()])
     drawn: Counter[int] = Counter()
-    with Client(server.address) as client:
+    with connect(server) as client:
         insert(client, *range(64))
 
         def work() -> None:
-            with Client(server.address) as mine:
+            with connect(server) as mine:
                 ids = [i for _ in range(100) for i in ids_of(mine, 16)]
             with lock:
                 drawn.update(ids)
@@ -115,9 +116,9 @@ def test_several_clients_share_a_pass(make_server: Maker) -> None:
         client.check()
 
 
-def test_what_was_drawn_ahead_is_not_lost(make_server: Maker) -> None:
-    server = make_server([epoch_table()])
-    with Client(server.address) as client:
+def test_what_was_drawn_ahead_is_not_lost(serve: Maker, connect: Connect) -> None:
+    server = serve([epoch_table()])
+    with connect(server) as client:
         insert(client, *range(60))
         with client.sampler("t", batch_size=4, prefetch=5) as batches:
             ids = next(batches).data["id"].tolist() + next(batches).data["id"].tolist()

@@ -19,6 +19,7 @@ PATIENCE = 60.0
 """Seconds within which a call that was woken returns. Nothing is expected to come near it."""
 
 Maker = Callable[..., Server]
+Connect = Callable[[Server], Client]
 
 
 def table(name: str = "t", **options: Any) -> reverb.Table:
@@ -48,9 +49,9 @@ def there(client: Client, name: str, keys: Any) -> list[bool]:
 
 
 @pytest.mark.parametrize("stripes", [1, 4])
-def test_shrinking_evicts_by_the_remover(make_server: Maker, stripes: int) -> None:
-    server = make_server([table(stripes=stripes)])
-    with Client(server.address) as client, Client(server.address) as other:
+def test_shrinking_evicts_by_the_remover(serve: Maker, connect: Connect, stripes: int) -> None:
+    server = serve([table(stripes=stripes)])
+    with connect(server) as client, connect(server) as other:
         keys = client.insert_batch("t", rows(30))
         more = other.insert_batch("t", rows(30, 30))
         client.configure_table("t", max_size=10)
@@ -67,9 +68,9 @@ def test_shrinking_evicts_by_the_remover(make_server: Maker, stripes: int) -> No
         client.check()
 
 
-def test_shrinking_below_the_number_of_stripes(make_server: Maker) -> None:
-    server = make_server([table(stripes=8, sampler=reverb.selectors.Prioritized(1.0))])
-    with Client(server.address) as client:
+def test_shrinking_below_the_number_of_stripes(serve: Maker, connect: Connect) -> None:
+    server = serve([table(stripes=8, sampler=reverb.selectors.Prioritized(1.0))])
+    with connect(server) as client:
         client.insert_batch("t", rows(50), np.arange(50.0))
         client.configure_table("t", max_size=1)
         assert client.server_info()["t"].current_size == 1
@@ -77,9 +78,9 @@ def test_shrinking_below_the_number_of_stripes(make_server: Maker) -> None:
         client.check()
 
 
-def test_growing_makes_room_and_ends_at_the_address_space(make_server: Maker) -> None:
-    server = make_server([table(max_size=10)])
-    with Client(server.address) as client:
+def test_growing_makes_room_and_ends_at_the_address_space(serve: Maker, connect: Connect) -> None:
+    server = serve([table(max_size=10)])
+    with connect(server) as client:
         client.insert_batch("t", rows(20))
         client.configure_table("t", max_size=80)
         client.insert_batch("t", rows(100))
@@ -93,18 +94,18 @@ def test_growing_makes_room_and_ends_at_the_address_space(make_server: Maker) ->
         client.check()
 
 
-def test_the_capacity_bounds_how_far_a_table_can_grow(make_server: Maker) -> None:
-    server = make_server([table(max_size=100_000)], capacity=8 << 20)
-    with Client(server.address) as client:
+def test_the_capacity_bounds_how_far_a_table_can_grow(serve: Maker, connect: Connect) -> None:
+    server = serve([table(max_size=100_000)], capacity=8 << 20)
+    with connect(server) as client:
         with pytest.raises(errors.InvalidArgumentError, match=r"at most 13209\d"):
             client.configure_table("t", max_size=800_000)
         client.configure_table("t", max_size=130_000)
         assert client.server_info()["t"].max_size == 130_000
 
 
-def test_a_bound_on_samples_takes_out_what_has_reached_it(make_server: Maker) -> None:
-    server = make_server([table(sampler=reverb.selectors.Fifo())])
-    with Client(server.address) as client:
+def test_a_bound_on_samples_takes_out_what_has_reached_it(serve: Maker, connect: Connect) -> None:
+    server = serve([table(sampler=reverb.selectors.Fifo())])
+    with connect(server) as client:
         keys = client.insert_batch("t", rows(3))
         client.sample_batch("t", 4)
         client.configure_table("t", max_times_sampled=4)
@@ -121,14 +122,16 @@ def test_a_bound_on_samples_takes_out_what_has_reached_it(make_server: Maker) ->
 
 
 @pytest.mark.parametrize("stripes", [1, 3])
-def test_a_bound_on_samples_comes_and_goes_under_load(make_server: Maker, stripes: int) -> None:
-    server = make_server([table(stripes=stripes)])
-    stop, stop_inserting = threading.Event(), threading.Event()
+def test_a_bound_on_samples_comes_and_goes_under_load(
+    serve: Maker, connect: Connect, stripes: int
+) -> None:
+    server = serve([table(stripes=stripes)])
+    stop, sampled = threading.Event(), threading.Event()
     failures: list[BaseException] = []
 
     def sample() -> None:
         try:
-            with Client(server.address) as mine:
+            with connect(server) as mine:
                 while not stop.is_set():
                     batch = mine.sample_batch("t", 64, timeout=PATIENCE)
                     assert len(batch.info.key) == 64
@@ -137,8 +140,8 @@ def test_a_bound_on_samples_comes_and_goes_under_load(make_server: Maker, stripe
 
     def insert() -> None:
         try:
-            with Client(server.address) as mine:
-                while not stop_inserting.is_set():
+            with connect(server) as mine:
+                while not sampled.is_set():
                     mine.insert_batch("t", rows(16), timeout=PATIENCE)
         except BaseException as error:
             failures.append(error)
@@ -146,15 +149,15 @@ def test_a_bound_on_samples_comes_and_goes_under_load(make_server: Maker, stripe
     threads = [threading.Thread(target=job) for job in (sample, sample, insert)]
     for thread in threads:
         thread.start()
-    with Client(server.address) as client:
+    with connect(server) as client:
         for i in range(60):
             client.configure_table("t", max_times_sampled=i % 3, max_size=[100, 5, 700, 64][i % 4])
             client.check()
         client.configure_table("t", max_times_sampled=0, max_size=50)
         stop.set()
-        for thread in threads:  # who samples may wait for an item: inserting ends last
+        for thread in threads:
             if thread is threads[-1]:
-                stop_inserting.set()
+                sampled.set()  # until then a sample may wait for items
             thread.join(PATIENCE)
             assert not thread.is_alive()
         assert not failures
@@ -162,10 +165,10 @@ def test_a_bound_on_samples_comes_and_goes_under_load(make_server: Maker, stripe
         client.check()
 
 
-def test_another_limiter_holds_at_once_and_wakes_who_waits(make_server: Maker) -> None:
+def test_another_limiter_holds_at_once_and_wakes_who_waits(serve: Maker, connect: Connect) -> None:
     limits = reverb.rate_limiters
-    server = make_server([table(rate_limiter=limits.MinSize(5)), reverb.Table.queue("q", 2)])
-    with Client(server.address) as client:
+    server = serve([table(rate_limiter=limits.MinSize(5)), reverb.Table.queue("q", 2)])
+    with connect(server) as client:
         client.insert_batch("t", rows(2))
         client.insert_batch("q", rows(2))
         done: list[str] = []
@@ -213,10 +216,10 @@ def test_another_limiter_holds_at_once_and_wakes_who_waits(make_server: Maker) -
     ids=repr,
 )
 def test_settings_out_of_range_change_nothing(
-    make_server: Maker, change: dict[str, Any], error: type[Exception], fragment: str
+    serve: Maker, connect: Connect, change: dict[str, Any], error: type[Exception], fragment: str
 ) -> None:
-    server = make_server([table()])
-    with Client(server.address) as client:
+    server = serve([table()])
+    with connect(server) as client:
         client.insert_batch("t", rows(9))
         before = client.server_info()["t"]
         with pytest.raises(error, match=fragment):
@@ -230,10 +233,12 @@ def test_settings_out_of_range_change_nothing(
 
 
 @pytest.mark.parametrize("stripes", [1, 3])
-def test_items_are_listed_in_the_order_of_their_insertion(make_server: Maker, stripes: int) -> None:
-    server = make_server([table(stripes=stripes, sampler=reverb.selectors.Prioritized(1.0))])
+def test_items_are_listed_in_the_order_of_their_insertion(
+    serve: Maker, connect: Connect, stripes: int
+) -> None:
+    server = serve([table(stripes=stripes, sampler=reverb.selectors.Prioritized(1.0))])
     before = time.time() - 1
-    with Client(server.address) as client, Client(server.address) as other:
+    with connect(server) as client, connect(server) as other:
         assert client.keys("t").shape == (0,) and client.keys("t").dtype == np.uint64
         keys: list[int] = []
         for i in range(8):
@@ -253,14 +258,14 @@ def test_items_are_listed_in_the_order_of_their_insertion(make_server: Maker, st
         assert (np.diff(items.inserted) >= 0).all()
 
 
-def test_a_large_table_is_listed_while_it_changes(make_server: Maker) -> None:
-    server = make_server([table(max_size=40_000, stripes=2)], capacity=64 << 20)
-    with Client(server.address) as client:
+def test_a_large_table_is_listed_while_it_changes(serve: Maker, connect: Connect) -> None:
+    server = serve([table(max_size=40_000, stripes=2)], capacity=64 << 20)
+    with connect(server) as client:
         kept = client.insert_batch("t", rows(20_000)).tolist()
         stop = threading.Event()
 
         def churn() -> None:
-            with Client(server.address) as mine:
+            with connect(server) as mine:
                 while not stop.is_set():
                     mine.mutate_priorities("t", deletes=mine.insert_batch("t", rows(500)).tolist())
 
@@ -276,9 +281,9 @@ def test_a_large_table_is_listed_while_it_changes(make_server: Maker) -> None:
             thread.join(PATIENCE)
 
 
-def test_listing_a_table_that_is_not_there(make_server: Maker) -> None:
-    server = make_server([table()])
-    with Client(server.address) as client:
+def test_listing_a_table_that_is_not_there(serve: Maker, connect: Connect) -> None:
+    server = serve([table()])
+    with connect(server) as client:
         for call in (client.keys, client.items, lambda name: client.fetch(name, [1])):
             with pytest.raises(errors.TableNotFoundError):
                 call("u")
@@ -288,9 +293,11 @@ def test_listing_a_table_that_is_not_there(make_server: Maker) -> None:
 
 
 @pytest.mark.parametrize("stripes", [1, 3])
-def test_fetch_gives_what_is_there_and_counts_nothing(make_server: Maker, stripes: int) -> None:
-    server = make_server([table(max_size=2000, stripes=stripes)])
-    with Client(server.address) as client, Client(server.address) as other:
+def test_fetch_gives_what_is_there_and_counts_nothing(
+    serve: Maker, connect: Connect, stripes: int
+) -> None:
+    server = serve([table(max_size=2000, stripes=stripes)])
+    with connect(server) as client, connect(server) as other:
         keys = client.insert_batch("t", rows(600), np.arange(600.0))
         keys = np.concatenate([keys, other.insert_batch("t", rows(600, 600), np.arange(600.0))])
         client.mutate_priorities("t", deletes=keys[100:200].tolist())
@@ -310,9 +317,9 @@ def test_fetch_gives_what_is_there_and_counts_nothing(make_server: Maker, stripe
         client.check()
 
 
-def test_fetch_gives_items_of_any_structure_and_length(make_server: Maker) -> None:
-    server = make_server([table(max_times_sampled=1)])
-    with Client(server.address) as client:
+def test_fetch_gives_items_of_any_structure_and_length(serve: Maker, connect: Connect) -> None:
+    server = serve([table(max_times_sampled=1)])
+    with connect(server) as client:
         writer = client.trajectory_writer(3)
         keys: list[int] = []
         for t in range(3):
@@ -344,9 +351,9 @@ def three_steps(client: Client) -> reverb.TrajectoryWriter:
 
 
 @pytest.mark.parametrize("selector", ["Fifo", "Lifo", "MinHeap", "Uniform"])
-def test_replaced_data_in_the_same_place(make_server: Maker, selector: str) -> None:
-    server = make_server([table(sampler=getattr(reverb.selectors, selector)())])
-    with Client(server.address) as client:
+def test_replaced_data_in_the_same_place(serve: Maker, connect: Connect, selector: str) -> None:
+    server = serve([table(sampler=getattr(reverb.selectors, selector)())])
+    with connect(server) as client:
         writer = three_steps(client)
         x, y = writer.history["x"], writer.history["y"]
         keys = [created(writer.create_item("t", 2.0, {"x": x[i:], "y": y[i:]})) for i in range(3)]
@@ -370,9 +377,9 @@ def test_replaced_data_in_the_same_place(make_server: Maker, selector: str) -> N
         writer.close()
 
 
-def test_replacing_what_is_gone_or_was_made_in_another_way(make_server: Maker) -> None:
-    server = make_server([table(), table("u")])
-    with Client(server.address) as client:
+def test_replacing_what_is_gone_or_was_made_in_another_way(serve: Maker, connect: Connect) -> None:
+    server = serve([table(), table("u")])
+    with connect(server) as client:
         writer = three_steps(client)
         x, y = writer.history["x"], writer.history["y"]
         key = created(writer.create_item("t", 1.0, {"x": x[:], "y": y[:]}))
@@ -394,10 +401,10 @@ def test_replacing_what_is_gone_or_was_made_in_another_way(make_server: Maker) -
         writer.close()
 
 
-def test_replaced_items_of_a_batch_and_of_another_writer(make_server: Maker) -> None:
+def test_replaced_items_of_a_batch_and_of_another_writer(serve: Maker, connect: Connect) -> None:
     signature = {"x": reverb.TensorSpec((), np.int64), "y": reverb.TensorSpec((2,), np.float32)}
-    server = make_server([table(signature=signature), table("u")])
-    with Client(server.address) as client:
+    server = serve([table(signature=signature), table("u")])
+    with connect(server) as client:
         data = {"x": np.arange(4) + 10, "y": np.zeros((4, 2), np.float32)}
         keys = client.insert_batch("t", data)
         writer, other = three_steps(client), three_steps(client)
@@ -425,9 +432,9 @@ def test_replaced_items_of_a_batch_and_of_another_writer(make_server: Maker) -> 
         client.check()
 
 
-def test_no_sample_sees_a_part_of_each(make_server: Maker) -> None:
-    server = make_server([table()])
-    with Client(server.address) as client:
+def test_no_sample_sees_a_part_of_each(serve: Maker, connect: Connect) -> None:
+    server = serve([table()])
+    with connect(server) as client:
         writer = client.trajectory_writer(2)
         writer.append({"a": np.zeros(64), "b": np.zeros(64)})
         last = {name: column[-1:] for name, column in writer.history.items()}
@@ -461,11 +468,11 @@ def test_no_sample_sees_a_part_of_each(make_server: Maker) -> None:
 # ------------------------------------------------------------------ the largest priority
 
 
-def test_without_a_priority_an_item_gets_the_largest_seen(make_server: Maker) -> None:
-    server = make_server(
+def test_without_a_priority_an_item_gets_the_largest_seen(serve: Maker, connect: Connect) -> None:
+    server = serve(
         [table(sampler=reverb.selectors.Prioritized(1.0), stripes=2, max_size=4), table("u")]
     )
-    with Client(server.address) as client, Client(server.address) as other:
+    with connect(server) as client, connect(server) as other:
         assert client.max_priority("t") == 1.0
         writer = three_steps(client)
         step = {"x": writer.history["x"][-1]}
@@ -496,10 +503,11 @@ def test_without_a_priority_an_item_gets_the_largest_seen(make_server: Maker) ->
 
 
 def test_an_item_that_is_held_back_gets_the_largest_priority_of_its_moment(
-    make_server: Maker,
+    serve: Maker,
+    connect: Connect,
 ) -> None:
-    server = make_server([reverb.Table.queue("q", 1)])
-    with Client(server.address) as client:
+    server = serve([reverb.Table.queue("q", 1)])
+    with connect(server) as client:
         writer = three_steps(client)
         step = {"x": writer.history["x"][-1]}
         first = created(writer.create_item("q", -2.0, step))
@@ -531,10 +539,10 @@ class Mirror(reverb.TableExtension):
         assert self.held.pop(item.key) == np.ravel(item.data["x"]).tolist()
 
 
-def test_extensions_are_told_of_all_of_it(make_server: Maker) -> None:
+def test_extensions_are_told_of_all_of_it(serve: Maker, connect: Connect) -> None:
     mirror = Mirror()
-    server = make_server([table(max_size=5000, extensions=[mirror])])
-    with Client(server.address) as client:
+    server = serve([table(max_size=5000, extensions=[mirror])])
+    with connect(server) as client:
         client.insert_batch("t", rows(3000))  # more than the events that may wait
         client.configure_table("t", max_size=20)
         client.sample_batch("t", 30)
