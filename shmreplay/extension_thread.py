@@ -181,6 +181,8 @@ class ExtensionThread:
         except (errors.ReverbError, OSError, MemoryError) as e:
             # Without this thread, whoever changes the table would wait for ever: tried again.
             table.shut = isinstance(e, errors.TableCorruptedError)
+            if table.shut:
+                self._connection.native.leave_events(table.number)
             self._log_error(table, f"taking what happened to table {table.name!r}")
             return False
         self._source.batch = batch

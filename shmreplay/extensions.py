@@ -7,8 +7,10 @@ made together, by whatever process makes the change; the thread reads the ring.
 - The ring is bounded. Who would change a table whose extensions are that far behind waits, and says
   so in the log after five seconds; nothing is lost, and nothing grows.
 - A server that is killed loses what its thread had taken and not told, a few dozen changes at most.
-  As long as no server runs, changes are counted (``events_dropped`` in ``stats``) and not told.
-- A server that is stopped tells what is left, for five seconds at most.
+  While no server runs, the ring keeps what happens for the next one; once it is full, changes are
+  counted (``events_dropped`` in ``stats``) and not told.
+- A server that is stopped tells what is left: it begins no method after five seconds, and waits as
+  long again for the one that is running.
 - A process that is killed in the middle of a change leaves the change and its entry, or neither.
 """
 

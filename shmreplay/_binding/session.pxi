@@ -626,7 +626,7 @@ cdef class Batch:
         """
         cdef Batch first
         cdef uint32_t *positions
-        cdef uint32_t i, held = 0
+        cdef uint32_t i
         cdef int rc
         if k == 0 or k >= self.n:
             raise errors.InvalidArgumentError(f"{k} of {self.n} items")

@@ -462,6 +462,11 @@ cdef class Store:
                 "for itself. Make fewer changes in one method, or make them in a thread of your "
                 "own.")
 
+    def leave_events(self, uint32_t table):
+        """Nobody is told of what happens to the table from now on, and nobody waits for that."""
+        self.usable()
+        sr_events_unserve(&self.st, table, self.st.hdr.creator_pid)
+
     cdef int look_for_server(self, uint32_t table) except -1:
         """After a slice of waiting: where no server is left to call the extensions, nobody waits
         for them, and what they miss is counted.

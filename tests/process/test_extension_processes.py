@@ -259,8 +259,9 @@ def test_who_finds_a_server_dead_does_not_silence_its_successor(
     client = reverb.Client(here.recv())
     native = client._connected().native
     lives, found_dead, go_on = native.server_lives, threading.Event(), threading.Event()
+    assert lives is not None
 
-    def look_slowly() -> bool:
+    def look_slowly(lives: Callable[[], bool] = lives) -> bool:
         if lives():
             return True
         found_dead.set()
