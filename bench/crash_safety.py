@@ -40,7 +40,15 @@ def _library(fragile: bool) -> ctypes.CDLL:
         raise CompilerError("this question needs a C compiler: install cc or name one in CC")
     with tempfile.TemporaryDirectory(prefix="shmreplay-bench-") as directory:
         target = Path(directory) / "core.so"
-        flags = ["-std=c11", "-O3", "-fno-strict-aliasing", "-shared", "-fPIC", f"-I{CORE}"]
+        flags = [
+            "-std=c11",
+            "-O3",
+            "-fno-strict-aliasing",
+            "-fwrapv",
+            "-shared",
+            "-fPIC",
+            f"-I{CORE}",
+        ]
         if fragile:
             flags.append("-DSR_FRAGILE")
         sources = [str(DRIVER), *map(str, sorted(CORE.glob("*.c")))]

@@ -24,6 +24,7 @@ typedef struct {
 } bench;
 
 static const uint64_t ROW_BYTES[COLUMNS] = {336, 336, 4, 4, 1};
+#define ROW_TOTAL 681u
 
 void bench_close(bench *b) {
     if (b == NULL) return;
@@ -91,7 +92,9 @@ int bench_insert(bench *b, uint64_t calls) {
             }
             b->rows = 0;
         }
-        if (sr_block_append(&b->ses, b->block, b->row, b->episode) != SR_OK) return 1;
+        if (sr_block_append(&b->ses, b->block, COLUMNS, ROW_TOTAL, b->row, b->episode) != SR_OK) {
+            return 1;
+        }
         sr_item item = {.ref = SR_REF(b->block, SR_KIND_BLOCK),
                         .row_start = b->rows++,
                         .row_count = 1 | SR_COL_SQUEEZED,

@@ -36,6 +36,7 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint64_t bytes
         int fd
         sr_header *hdr
+        sr_header shape
     ctypedef struct sr_ses:
         sr_store *st
         sr_session *shared
@@ -94,9 +95,11 @@ cdef extern from "_core/shmreplay.h" nogil:
                      uint64_t *off, uint32_t *position)
     uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap)
     uint32_t sr_block_columns(const sr_store *st, uint64_t block)
-    void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row)
+    void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row,
+                        uint32_t count, uint64_t row_bytes)
     int sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode)
-    int sr_block_append(sr_ses *ses, uint64_t block, const void **src, uint64_t episode)
+    int sr_block_append(sr_ses *ses, uint64_t block, uint32_t n_cols, uint64_t n_bytes,
+                        const void **src, uint64_t episode)
 
     ctypedef struct sr_run:
         uint64_t block

@@ -75,7 +75,7 @@ def peek_item(Store store, uint32_t table, uint32_t stripe, uint32_t slot):
 
 
 cdef sr_session *session_entry(Store store, uint32_t i):
-    return <sr_session *>(store.st.base + store.st.hdr.sessions_off) + i
+    return <sr_session *>(store.st.base + store.st.shape.sessions_off) + i
 
 
 def sessions(Store store):
@@ -84,7 +84,7 @@ def sessions(Store store):
     cdef list out = []
     cdef sr_session *s
     cdef uint32_t i
-    for i in range(store.st.hdr.n_sessions):
+    for i in range(store.st.shape.n_sessions):
         s = session_entry(store, i)
         if s.state != 0:
             out.append((s.participant, s.kind, s.busy, s.ledger_used, s.borrowed_ns))

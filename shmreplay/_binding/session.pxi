@@ -424,6 +424,7 @@ cdef class Session:
         cdef uint64_t block = 0
         cdef uint32_t position = 0, i
         cdef int rc
+        cdef void *cells
         cdef sr_item *items = <sr_item *>malloc(rows * sizeof(sr_item))
         cdef double *prio = <double *>bufs[n_cols].buf + at
         cdef uint64_t *keys = <uint64_t *>bufs[n_cols + 1].buf + at
@@ -437,9 +438,13 @@ cdef class Session:
             with nogil:
                 if rc == SR_OK:
                     for i in range(n_cols):
+                        cells = sr_block_cell(&self.store.st, block, i, 0, rows, row_bytes[i])
+                        if cells == NULL:
+                            rc = SR_CORRUPT
+                            break
                         sr_copy(
-                            sr_block_cell(&self.store.st, block, i, 0),
-                            <char *>bufs[i].buf + at * row_bytes[i], rows * row_bytes[i])
+                            cells, <char *>bufs[i].buf + at * row_bytes[i], rows * row_bytes[i])
+                if rc == SR_OK:
                     rc = sr_block_publish(&self.ses, block, rows, episode)
                     for i in range(rows):
                         items[i].ref = SR_REF(block, SR_KIND_BLOCK)
@@ -745,6 +750,14 @@ cdef class Batch:
             _ndarray(n, _int64, b, 16 * n), _ndarray(n, _float64, b, 24 * n),
             _ndarray(n, _int32, b, 40 * n), _ndarray(n, _uint64, b, 32 * n))
 
+    cdef int column_of(self, uint32_t i, uint32_t c, uint32_t *length_flags,
+                       uint64_t *row_bytes) except -1:
+        cdef int rc = sr_item_column(
+            &self.session.store.st, &self.items[i], c, length_flags, row_bytes)
+        if rc != SR_OK:
+            raise_status(rc, "reading an item")
+        return 0
+
     def stack(self, StackPlan plan, list out):
         """Copy all items into stacked arrays: (info arrays, column arrays), or the number of the
         first item that does not fit.
@@ -768,7 +781,7 @@ cdef class Batch:
             arrays = []
         try:
             for c in range(plan.n):
-                sr_item_column(&self.session.store.st, &self.items[0], c, &length_flags, &row_bytes)
+                self.column_of(0, c, &length_flags, &row_bytes)
                 nbytes[c] = (length_flags & ~SR_COL_SQUEEZED) * row_bytes
                 if out is None:
                     b = Buffer(nbytes[c] * self.n)
@@ -791,6 +804,8 @@ cdef class Batch:
         finally:
             for c in range(got):
                 PyBuffer_Release(&bufs[c])
+        if rc == SR_CORRUPT:
+            raise_status(rc, "reading an item")
         if rc != SR_OK:
             return bad
         return self.info_arrays(), arrays
@@ -802,7 +817,7 @@ cdef class Batch:
         cdef list shapes = []
         self.bound(0)
         for c in range(plan.n):
-            sr_item_column(&self.session.store.st, &self.items[0], c, &length_flags, &row_bytes)
+            self.column_of(0, c, &length_flags, &row_bytes)
             shapes.append(plan.shape(c, length_flags & ~SR_COL_SQUEEZED, self.n))
         return shapes
 
@@ -823,7 +838,7 @@ cdef class Batch:
             if p == NULL:
                 out.append(None)
                 continue
-            sr_item_column(&self.session.store.st, &self.items[i], c, &length_flags, &row_bytes)
+            self.column_of(i, c, &length_flags, &row_bytes)
             length_flags &= ~SR_COL_SQUEEZED
             shape = plan.shapes_of_value[c] if plan.squeezed[c] else (
                 length_flags, *plan.shapes_of_value[c])
@@ -838,8 +853,11 @@ cdef class Batch:
         cdef uint32_t length_flags = 0, c
         cdef uint64_t row_bytes = 0
         cdef list out = []
-        for c in range(sr_item_columns(&self.session.store.st, &self.items[i])):
-            sr_item_column(&self.session.store.st, &self.items[i], c, &length_flags, &row_bytes)
+        cdef uint32_t n = sr_item_columns(&self.session.store.st, &self.items[i])
+        if n == 0:
+            raise_status(SR_CORRUPT, "reading an item")
+        for c in range(n):
+            self.column_of(i, c, &length_flags, &row_bytes)
             out.append(
                 (length_flags & ~SR_COL_SQUEEZED, bool(length_flags & SR_COL_SQUEEZED), row_bytes))
         return out

@@ -231,18 +231,18 @@ cdef class Store:
     @property
     def generation(self):
         self.usable()
-        return self.st.hdr.generation
+        return self.st.shape.generation
 
     @property
     def n_participants(self):
         self.usable()
-        return self.st.hdr.n_participants
+        return self.st.shape.n_participants
 
     @property
     def config_json(self):
         self.usable()
         return self.st.base[
-            self.st.hdr.config_off:self.st.hdr.config_off + self.st.hdr.config_bytes]
+            self.st.shape.config_off:self.st.shape.config_off + self.st.shape.config_bytes]
 
     def participant_set(self, uint32_t number, uint32_t pid, uint64_t start_ticks,
                         uint64_t pid_namespace, str role):
@@ -279,10 +279,10 @@ cdef class Store:
     def participants(self):
         """Entries in use: (number, pid, start_ticks, pid_namespace, attached_ns, role)."""
         self.usable()
-        cdef sr_participant *p = <sr_participant *>(self.st.base + self.st.hdr.participants_off)
+        cdef sr_participant *p = <sr_participant *>(self.st.base + self.st.shape.participants_off)
         cdef list out = []
         cdef uint32_t i
-        for i in range(self.st.hdr.n_participants):
+        for i in range(self.st.shape.n_participants):
             if sr_participant_in_use(&self.st, i):
                 out.append((i, p[i].pid, p[i].start_ticks, p[i].pid_namespace, p[i].attached_ns,
                             bytes(p[i].role).split(b"\0")[0].decode(errors="replace")))

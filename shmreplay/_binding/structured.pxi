@@ -357,7 +357,7 @@ cdef class StructuredCore:
         if number < 0:
             return False
         x = &c.ring[number & c.mask]
-        p = sr_block_cell(&self.writer.session.store.st, x.block, x.col, x.row)
+        p = cell_at(&self.writer.session.store.st, x, c.row_bytes)
         if c.code > 9 or c.row_bytes != <uint64_t>c.dtype.itemsize:
             if i not in self.told:
                 self.told.add(i)
@@ -527,7 +527,7 @@ cdef class StructuredCore:
                 number = c.value_of_step(newest + node.first + node.step * k, newest + 1)
                 x = &c.ring[number & c.mask]
                 value = fabs(number_at(
-                    sr_block_cell(&self.writer.session.store.st, x.block, x.col, x.row), c.code))
+                    cell_at(&self.writer.session.store.st, x, c.row_bytes), c.code))
                 n += 1
                 total += value
                 if not value <= highest:

@@ -126,6 +126,19 @@ cdef class Held:
     cdef list last   # for each column of the group: number of its last value here
 
 
+cdef void *cell_at(const sr_store *st, const cell *c, uint64_t row_bytes) except NULL:
+    """Where a step's value lies."""
+    cdef void *p = sr_block_cell(st, c.block, c.col, c.row, 1, row_bytes)
+    if p == NULL:
+        raise_status(SR_CORRUPT, "reading a step")
+    return p
+
+
+cdef inline int append_row(sr_ses *ses, Group group, const void **src,
+                           uint64_t episode) noexcept nogil:
+    return sr_block_append(ses, group.block, group.n, group.total, src, episode)
+
+
 cdef class Group:
     """Columns that come together, and the blocks of their rows."""
 
@@ -553,7 +566,7 @@ cdef class TrajectoryColumn:
                 c = &self.column.ring[self.value(i) & self.column.mask]
                 memcpy(
                     out.base + <uint64_t>i * nbytes,
-                    sr_block_cell(&self.writer.session.store.st, c.block, c.col, c.row), nbytes)
+                    cell_at(&self.writer.session.store.st, c, nbytes), nbytes)
         finally:
             self.writer.leave()
         return _ndarray(self.shape, self.dtype, out)
@@ -791,7 +804,7 @@ cdef class WriterCore:
                 if (found == NULL
                         or plain_leaf(<Column>plan.columns[i], found, scratch[i]) != src[i]):
                     return False
-        cdef int rc = sr_block_append(&self.session.ses, group.block, src, self.episode)
+        cdef int rc = append_row(&self.session.ses, group, src, self.episode)
         if rc != SR_OK:
             raise_status(rc, "writing a step")
         for i in range(n):
@@ -902,10 +915,10 @@ cdef class WriterCore:
     cdef int copy_row(self, Group group, const void **src) except -1:
         cdef int rc
         if group.total < NOGIL_BYTES:
-            rc = sr_block_append(&self.session.ses, group.block, src, self.episode)
+            rc = append_row(&self.session.ses, group, src, self.episode)
         else:
             with nogil:
-                rc = sr_block_append(&self.session.ses, group.block, src, self.episode)
+                rc = append_row(&self.session.ses, group, src, self.episode)
         if rc != SR_OK:
             raise_status(rc, "writing a step")
         return 0
@@ -970,7 +983,7 @@ cdef class WriterCore:
                 PyByteArray_Resize(buffers[i], at + <Py_ssize_t>c.row_bytes)
                 memcpy(
                     PyByteArray_AS_STRING(buffers[i]) + at,
-                    sr_block_cell(&self.session.store.st, x.block, x.col, x.row), c.row_bytes)
+                    cell_at(&self.session.store.st, x, c.row_bytes), c.row_bytes)
                 i += 1
         finally:
             self.leave()
@@ -1123,7 +1136,10 @@ cdef class WriterCore:
         cdef uint32_t i = 0
         self.ensure_row(group)
         for c in group.columns:
-            p = sr_block_cell(&self.session.store.st, group.block, i, group.rows)
+            p = sr_block_cell(
+                &self.session.store.st, group.block, i, group.rows, 1, c.row_bytes)
+            if p == NULL:
+                raise_status(SR_CORRUPT, "writing a step")
             memset(p, 0, c.row_bytes)
             arrays.append(_ndarray(c.shape, c.dtype, make_window(self, p, c.row_bytes, False)))
             i += 1

@@ -56,6 +56,10 @@ int sr_arena_init(sr_store *st, sr_arena *a, uint64_t start, uint64_t end) {
     memset(a, 0, sizeof *a);
     a->start = a->committed_end = start;
     a->end = end;
+    if (a == arenas(st)) {
+        st->arena_start = start;
+        st->arena_span = end - start;
+    }
     return sr_mutex_init(&a->lock);
 }
 
@@ -80,7 +84,7 @@ static inline void carve(sr_store *st, sr_arena *a, uint64_t c, uint64_t size, e
 static inline int alloc_in(sr_store *st, sr_arena *a, enum sr_kind kind, uint64_t size,
                            int may_grow, _Atomic uint64_t *inflight, uint64_t *off) {
     uint64_t c, low = 0;
-    int rc = sr_lock_inner(st, &a->lock);
+    int rc = lock_arena(st, a);
     if (SR_UNLIKELY(rc != SR_OK)) return rc;
     rc = find_fit(st, a, size, &c);
     if (SR_UNLIKELY(rc == SR_OK && c == 0)) {
@@ -95,6 +99,7 @@ static inline int alloc_in(sr_store *st, sr_arena *a, enum sr_kind kind, uint64_
         if (inflight != NULL) atomic_store_explicit(inflight, *off, memory_order_release);
         low = ahead_bytes(st, a);
     }
+    if (SR_UNLIKELY(rc == SR_CORRUPT)) sr_suspect(st);
     sr_unlock(&a->lock);
     /* SYNC POINT: a committer that starts to wait just now is missed; it looks again within its
      * slice of 100 ms. */
@@ -107,10 +112,10 @@ static inline int alloc_in(sr_store *st, sr_arena *a, enum sr_kind kind, uint64_
 
 static int alloc_failed(sr_store *st, int status, uint64_t bytes) {
     int sys_errno = status == SR_FULL ? 0 : sr_last_detail()->sys_errno;
-    uint64_t left = status == SR_FULL ? capacity_left(st->hdr) : sr_file_system_left(st);
-    for (uint32_t i = 0; i < st->hdr->n_arenas; i++) {
+    uint64_t left = status == SR_FULL ? capacity_left(st) : sr_file_system_left(st);
+    for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
         sr_arena *a = &arenas(st)[i];
-        int rc = sr_lock_inner(st, &a->lock);
+        int rc = lock_arena(st, a);
         if (rc != SR_OK) return rc;
         left += a->free_bytes;
         sr_unlock(&a->lock);
@@ -120,7 +125,7 @@ static int alloc_failed(sr_store *st, int status, uint64_t bytes) {
 
 int sr_alloc(sr_store *st, uint32_t arena, enum sr_kind kind, uint64_t bytes,
              _Atomic uint64_t *inflight, uint64_t *off) {
-    uint32_t n = st->hdr->n_arenas;
+    uint32_t n = st->shape.n_arenas;
     if (arena >= n || kind <= SR_KIND_NONE || kind >= SR_KIND_END) return SR_INVALID;
     if (bytes > PAYLOAD_MAX || SR_FAULT_POINT("alloc")) return alloc_failed(st, SR_FULL, bytes);
     uint64_t size = sr_align(bytes + SR_CHUNK_HEAD, CHUNK_MIN);
@@ -155,7 +160,7 @@ static inline uint64_t live_flags(const sr_store *st, const sr_arena *a, uint64_
 static int free_payload(sr_store *st, uint64_t off, _Atomic uint64_t *inflight) {
     sr_arena *a = off % SR_LINE == 0 ? arena_of(st, off) : NULL;
     if (SR_UNLIKELY(a == NULL)) return SR_CORRUPT;
-    int rc = sr_lock_inner(st, &a->lock);
+    int rc = lock_arena(st, a);
     if (SR_UNLIKELY(rc != SR_OK)) return rc;
     if (inflight != NULL) atomic_store_explicit(inflight, 0, memory_order_release);
     uint64_t c = off - SR_CHUNK_HEAD, flags = live_flags(st, a, off), size = size_of(flags);
@@ -182,6 +187,8 @@ static int free_payload(sr_store *st, uint64_t off, _Atomic uint64_t *inflight) 
         }
         if (before != 0) list_remove(st, a, c - before, before);
         list_add(st, a, c - before, size + before);
+    } else {
+        sr_suspect(st);
     }
     sr_unlock(&a->lock);
     return ok ? SR_OK : SR_CORRUPT;

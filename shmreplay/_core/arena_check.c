@@ -90,9 +90,9 @@ int sr_arena_check_locked(const sr_store *st, const sr_arena *a, sr_visit visit,
 }
 
 int sr_arena_check(sr_store *st, uint32_t arena, sr_visit visit, void *ctx) {
-    if (arena >= st->hdr->n_arenas) return SR_INVALID;
+    if (arena >= st->shape.n_arenas) return SR_INVALID;
     sr_arena *a = &arenas(st)[arena];
-    int rc = sr_lock_inner(st, &a->lock);
+    int rc = lock_arena(st, a);
     if (rc != SR_OK) return rc;
     rc = sr_arena_check_locked(st, a, visit, ctx);
     sr_unlock(&a->lock);

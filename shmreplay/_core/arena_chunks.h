@@ -5,6 +5,7 @@
 #define SR_ARENA_CHUNKS_H
 
 #include "arena.h"
+#include "lock.h"
 
 /* How the bytes lie: chunks tile [start + 48, committed_end - 16), each a multiple of 64 bytes, so
  * that every payload (16 bytes after its header) starts on a cache line. The last 16 bytes are the
@@ -20,7 +21,7 @@
 
 /* ------------------------------------------------------------------ reading and writing chunks */
 
-static inline sr_arena *arenas(const sr_store *st) { return sr_ptr(st, st->hdr->arenas_off); }
+static inline sr_arena *arenas(const sr_store *st) { return sr_known(st, st->shape.arenas_off); }
 static inline sr_chunk *chunk_at(const sr_store *st, uint64_t c) { return sr_ptr(st, c); }
 static inline sr_free_links *links_at(const sr_store *st, uint64_t c) {
     return sr_ptr(st, c + SR_CHUNK_HEAD);
@@ -111,21 +112,21 @@ static inline void list_add(sr_store *st, sr_arena *a, uint64_t c, uint64_t size
 
 /* ------------------------------------------------------------------ growing (commit.c) */
 
-static inline uint64_t capacity_left(const sr_header *hdr) {
-    uint64_t have = atomic_load_explicit(&hdr->committed_bytes, memory_order_relaxed);
-    return have < hdr->capacity_bytes ? hdr->capacity_bytes - have : 0;
+static inline uint64_t capacity_left(const sr_store *st) {
+    uint64_t have = atomic_load_explicit(&st->hdr->committed_bytes, memory_order_relaxed);
+    return have < st->shape.capacity_bytes ? st->shape.capacity_bytes - have : 0;
 }
 
 static inline uint64_t extent_bytes(const sr_store *st) {
-    return sr_align(st->hdr->extent_bytes, SR_PAGE);
+    return sr_align(st->shape.extent_bytes, SR_PAGE);
 }
 
 /* What the committer should add to this arena now; 0: nothing. Under the lock. */
 static inline uint64_t ahead_bytes(const sr_store *st, const sr_arena *a) {
-    if (SR_LIKELY(a->free_bytes >= st->hdr->extent_bytes / 2)) return 0;
+    if (SR_LIKELY(a->free_bytes >= st->shape.extent_bytes / 2)) return 0;
     uint64_t step = extent_bytes(st), room = a->end - committed_end(a);
     if (step > room) step = room;
-    return step <= capacity_left(st->hdr) ? step : 0;
+    return step <= capacity_left(st) ? step : 0;
 }
 
 /* Commit so much that the last chunk before committed_end is free and has `size` bytes: *found.
@@ -135,6 +136,23 @@ int sr_arena_grow(sr_store *st, sr_arena *a, uint64_t size, uint64_t *found);
 
 /* Bytes that the file system behind the segment has free, for messages; 0 where it does not say. */
 uint64_t sr_file_system_left(const sr_store *st);
+
+/* Is the arena where it was laid out, and its committed end in it? Under the lock. */
+static inline int arena_placed(const sr_store *st, const sr_arena *a) {
+    uint64_t start = st->arena_start + (uint64_t)(a - arenas(st)) * st->arena_span;
+    return a->start == start && a->end == start + st->arena_span && a->committed_end >= start &&
+           a->committed_end <= a->end && a->end <= st->bytes && a->committed_end % SR_PAGE == 0;
+}
+/* As sr_lock_inner, and SR_CORRUPT where it is not. */
+static inline int lock_arena(sr_store *st, sr_arena *a) {
+    int rc = sr_lock_inner(st, &a->lock);
+    if (SR_UNLIKELY(rc == SR_OK && !arena_placed(st, a))) {
+        sr_suspect(st);
+        sr_unlock(&a->lock);
+        rc = SR_CORRUPT;
+    }
+    return rc;
+}
 
 /* Fill sr_last_detail() and give the status. */
 static inline int sr_fail(int status, uint64_t asked, uint64_t available, int sys_errno) {
@@ -146,15 +164,10 @@ static inline int sr_fail(int status, uint64_t asked, uint64_t available, int sy
 /* The arena whose range holds `off`, NULL if none. Ranges are constant, of one size, one after the
  * other. */
 static inline sr_arena *arena_of(const sr_store *st, uint64_t off) {
-    sr_arena *first = arenas(st), *a = first;
-    uint64_t span = first->end - first->start;
-    if (off < first->start) return NULL;
-    if (off >= first->end) {
-        uint64_t i = span == 0 ? UINT64_MAX : (off - first->start) / span;
-        if (i >= st->hdr->n_arenas) return NULL;
-        a = first + i;
-    }
-    return off >= a->start && off < a->end ? a : NULL;
+    uint64_t at = off - st->arena_start; /* below the first one: wraps to far beyond the last */
+    if (at < st->arena_span) return arenas(st);
+    uint64_t i = st->arena_span == 0 ? UINT64_MAX : at / st->arena_span;
+    return i < st->shape.n_arenas ? arenas(st) + i : NULL;
 }
 
 #endif

@@ -8,6 +8,7 @@
 #include "limiter.h"
 #include "lock.h"
 #include "lock_all.h"
+#include "shape.h"
 #include "steps.h"
 #include "stripe.h"
 #include "table.h"
@@ -51,61 +52,62 @@ static int check_slots(sr_store *st, const sr_table *t, sr_stripe *s, uint64_t *
         if (!sr_slot_live(p)) continue;
         (*n_live)++;
         if (sr_key_slot(t, p->key) != i || sr_key_stripe(t, p->key) != s->number) {
-            FAIL(w, "table %s stripe %u slot %u: key %llx names another place", t->name, s->number,
-                 i, (unsigned long long)p->key);
+            FAIL(w, "table %.63s stripe %u slot %u: key %llx names another place", t->name,
+                 s->number, i, (unsigned long long)p->key);
         }
         if (!ref_ok(st, p->ref)) {
-            FAIL(w, "table %s stripe %u slot %u: reference to nothing", t->name, s->number, i);
+            FAIL(w, "table %.63s stripe %u slot %u: reference to nothing", t->name, s->number, i);
         }
         if (!(p->priority <= sr_load_double(&t->max_priority_bits))) {
-            FAIL(w, "table %s stripe %u slot %u: priority %g is above the largest seen", t->name,
+            FAIL(w, "table %.63s stripe %u slot %u: priority %g is above the largest seen", t->name,
                  s->number, i, p->priority);
         }
         if (most_times > 0 && p->times_sampled >= (uint32_t)most_times) {
-            FAIL(w, "table %s stripe %u slot %u: sampled %u times and still there", t->name,
+            FAIL(w, "table %.63s stripe %u slot %u: sampled %u times and still there", t->name,
                  s->number, i, p->times_sampled);
         }
     }
     uint64_t n_free = 0;
     for (uint32_t i = s->free_head; i != SR_NONE; i = sr_slot_at(st, s, i)->row_start) {
         if (i >= s->slots_used || sr_slot_live(sr_slot_at(st, s, i)) || ++n_free > s->slots_used) {
-            FAIL(w, "table %s stripe %u: list of free slots is broken at %u", t->name, s->number,
+            FAIL(w, "table %.63s stripe %u: list of free slots is broken at %u", t->name, s->number,
                  i);
         }
     }
     if (n_free + *n_live != s->slots_used) {
-        FAIL(w, "table %s stripe %u: slots lost", t->name, s->number);
+        FAIL(w, "table %.63s stripe %u: slots lost", t->name, s->number);
     }
     return SR_OK;
 }
 
 static int check_stripe(sr_store *st, const sr_table *t, sr_stripe *s, uint64_t *n_live, why *w) {
+    if (!sr_shape_stripe_ok(st, s)) FAIL(w, "table %.63s: a stripe is not where it was", t->name);
     int rc = check_slots(st, t, s, n_live, w);
     if (rc != SR_OK) return rc;
     live_ctx ctx = {.st = st, .s = s};
     for (uint32_t k = 0; k < s->n_indexes; k++) {
         int line = sr_index_check(st, &s->index[k], s->slots_used, live, &ctx);
         if (line != 0) {
-            FAIL(w, "table %s stripe %u: selector %u of kind %u fails check %d", t->name, s->number,
-                 k, s->index[k].kind, -line);
+            FAIL(w, "table %.63s stripe %u: selector %u of kind %u fails check %d", t->name,
+                 s->number, k, s->index[k].kind, -line);
         }
         if (s->index[k].count != *n_live) {
-            FAIL(w, "table %s stripe %u: selector %u counts wrongly", t->name, s->number, k);
+            FAIL(w, "table %.63s stripe %u: selector %u counts wrongly", t->name, s->number, k);
         }
     }
     if (atomic_load(&s->size) != *n_live) {
-        FAIL(w, "table %s stripe %u: published size is wrong", t->name, s->number);
+        FAIL(w, "table %.63s stripe %u: published size is wrong", t->name, s->number);
     }
     if (sr_load_double(&s->mass_bits) != sr_index_mass(st, &s->index[s->sampler])) {
-        FAIL(w, "table %s stripe %u: published mass is wrong", t->name, s->number);
+        FAIL(w, "table %.63s stripe %u: published mass is wrong", t->name, s->number);
     }
     return SR_OK;
 }
 
 /* Is no operation in progress? Those that are may have inserted and not evicted yet. */
 static int quiet(const sr_store *st) {
-    const sr_session *s = sr_ptr(st, st->hdr->sessions_off);
-    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+    const sr_session *s = sr_known(st, st->shape.sessions_off);
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         if (atomic_load_explicit(&s[i].busy, memory_order_acquire) != SR_IDLE) return 0;
     }
     return 1;
@@ -115,7 +117,8 @@ int sr_check_table_locked(sr_store *st, uint32_t table, char *text, uint64_t tex
     why place = {.text = text, .bytes = text_bytes}, *w = &place;
     sr_table *t = sr_table_at(st, table);
     uint32_t poisoned = atomic_load_explicit(&t->poisoned, memory_order_relaxed);
-    if (poisoned != SR_SOUND) FAIL(w, "table %s is poisoned (reason %u)", t->name, poisoned);
+    if (poisoned != SR_SOUND) FAIL(w, "table %.63s is poisoned (reason %u)", t->name, poisoned);
+    if (!sr_shape_table_ok(st, t, table)) FAIL(w, "table %u is not what it was", table);
     int64_t total = 0;
     for (uint32_t k = 0; k < t->n_stripes; k++) {
         uint64_t n_live;
@@ -124,20 +127,20 @@ int sr_check_table_locked(sr_store *st, uint32_t table, char *text, uint64_t tex
         total += (int64_t)n_live;
     }
     const char *events = sr_events_check(st, t, table);
-    if (events != NULL) FAIL(w, "table %s: %s", t->name, events);
+    if (events != NULL) FAIL(w, "table %.63s: %s", t->name, events);
     sr_books b = sr_limiter_books(st, table);
     if (t->pending != b.inserts || t->pending_samples != b.samples) {
-        FAIL(w, "table %s: limiter budget lost: %lld and %lld pending, %lld and %lld reserved",
+        FAIL(w, "table %.63s: limiter budget lost: %lld and %lld pending, %lld and %lld reserved",
              t->name, (long long)t->pending, (long long)t->pending_samples, (long long)b.inserts,
              (long long)b.samples);
     }
     if (t->inserts - t->deletes + b.owed != total) {
-        FAIL(w, "table %s: %lld inserted, %lld deleted, %lld on their way, but %lld there",
+        FAIL(w, "table %.63s: %lld inserted, %lld deleted, %lld on their way, but %lld there",
              t->name, (long long)t->inserts, (long long)t->deletes, (long long)b.owed,
              (long long)total);
     }
     if (total > t->max_size && quiet(st)) {
-        FAIL(w, "table %s: %lld items, at most %lld", t->name, (long long)total,
+        FAIL(w, "table %.63s: %lld items, at most %lld", t->name, (long long)total,
              (long long)t->max_size);
     }
     return SR_OK;
@@ -205,28 +208,28 @@ static int count_inflight(const sr_session *s, uint32_t number, const objects *o
 static int count_events(const sr_store *st, const sr_table *t, const objects *o, why *w) {
     const sr_event *e;
     for (uint64_t i = 0; sr_has_events(t) && (e = sr_events_nth(st, t, i)) != NULL; i++) {
-        if (e->ref != 0 && !refer(o, e->ref)) FAIL(w, "table %s: an event of nothing", t->name);
+        if (e->ref != 0 && !refer(o, e->ref)) FAIL(w, "table %.63s: an event of nothing", t->name);
     }
     return SR_OK;
 }
 
 static int count_roots(sr_store *st, const objects *o, why *w) {
-    for (uint32_t i = 0; i < st->hdr->n_tables; i++) {
+    for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         const sr_table *t = sr_table_at(st, i);
         for (uint32_t k = 0; k < t->n_stripes; k++) {
             const sr_stripe *s = sr_stripe_at(st, t, k);
             for (uint32_t j = 0; j < s->slots_used; j++) {
                 uint64_t ref = sr_slot_at(st, s, j)->ref;
                 if (ref != 0 && !refer(o, ref)) {
-                    FAIL(w, "table %s: slot %u refers to nothing", t->name, j);
+                    FAIL(w, "table %.63s: slot %u refers to nothing", t->name, j);
                 }
             }
         }
         int rc = count_events(st, t, o, w);
         if (rc != SR_OK) return rc;
     }
-    const sr_session *s = sr_ptr(st, st->hdr->sessions_off);
-    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+    const sr_session *s = sr_known(st, st->shape.sessions_off);
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         int rc = count_inflight(&s[i], i, o, w);
         if (rc != SR_OK) return rc;
         if (s[i].ledger_off == 0) continue;
@@ -234,6 +237,10 @@ static int count_roots(sr_store *st, const objects *o, why *w) {
             !refer(o, SR_REF(s[i].ledger_off, SR_KIND_LEDGER))) {
             FAIL(w, "session %u: no ledger", i);
         }
+        uint64_t room = s[i].ledger_off == sr_own_ledger(st, &s[i])
+                            ? sizeof s[i].own_ledger
+                            : sr_alloc_bytes(st, s[i].ledger_off);
+        if (room / sizeof(uint64_t) < s[i].ledger_cap) FAIL(w, "session %u: short ledger", i);
         const uint64_t *list = sr_ptr(st, s[i].ledger_off);
         for (uint32_t p = 0; p < s[i].ledger_cap; p++) {
             if (list[p] != 0 && !refer(o, list[p])) {
@@ -241,8 +248,10 @@ static int count_roots(sr_store *st, const objects *o, why *w) {
             }
         }
     }
-    const sr_schema *schemas = sr_ptr(st, st->hdr->schemas_off);
-    for (uint32_t i = 0; i < atomic_load(&st->hdr->n_schemas); i++) {
+    const sr_schema *schemas = sr_known(st, st->shape.schemas_off);
+    uint32_t n = atomic_load(&st->hdr->n_schemas);
+    if (n > SR_SCHEMAS_MAX) FAIL(w, "%u schemas", n);
+    for (uint32_t i = 0; i < n; i++) {
         if (!refer(o, SR_REF(schemas[i].off, SR_KIND_SCHEMA))) FAIL(w, "schema %u has no text", i);
     }
     return SR_OK;
@@ -252,7 +261,7 @@ static int count_inner(sr_store *st, const objects *o, why *w) {
     for (uint64_t i = 0; i < o->n; i++) {
         if (o->list[i].inflight) continue;
         if (o->list[i].kind == SR_KIND_TRAJ) {
-            sr_traj *t = sr_ptr(st, o->list[i].off);
+            sr_traj *t = sr_traj_at(st, o->list[i].off);
             for (uint32_t b = 0; b < t->n_blocks; b++) {
                 if (!refer(o, SR_REF(sr_traj_blocks(t)[b], SR_KIND_BLOCK))) {
                     FAIL(w, "a trajectory refers to a block that is not there");
@@ -260,7 +269,7 @@ static int count_inner(sr_store *st, const objects *o, why *w) {
             }
         }
         if (o->list[i].kind != SR_KIND_BLOCK) continue;
-        const sr_block *b = sr_ptr(st, o->list[i].off);
+        const sr_block *b = sr_block_at(st, o->list[i].off);
         const uint64_t *episodes = (const uint64_t *)((const char *)b + b->episodes_off);
         uint32_t rows = atomic_load(&b->published);
         for (uint32_t r = 0; r < rows; r++) {
@@ -293,7 +302,7 @@ static int compare_counts(sr_store *st, const objects *o, why *w) {
 static int check_references(sr_store *st, why *w) {
     objects o = {0};
     int rc = SR_OK;
-    for (uint32_t i = 0; i < st->hdr->n_arenas && rc == SR_OK; i++) {
+    for (uint32_t i = 0; i < st->shape.n_arenas && rc == SR_OK; i++) {
         int line = sr_arena_check_locked(st, sr_arena_at(st, i), collect, &o);
         if (line != 0) {
             snprintf(w->text, w->bytes, "arena %u fails check %d", i, -line);
@@ -320,15 +329,21 @@ static int check_one(sr_store *st, uint32_t table, char *text, uint64_t text_byt
     return rc;
 }
 
+static int contradicts(char *text, uint64_t text_bytes) {
+    if (text_bytes > 0) snprintf(text, text_bytes, "an object contradicts itself");
+    return SR_CORRUPT;
+}
+
 int sr_check(sr_store *st, uint32_t table, char *text, uint64_t text_bytes) {
+    SR_GUARDED(st, contradicts(text, text_bytes))
     why w = {.text = text, .bytes = text_bytes};
     if (text_bytes > 0) text[0] = 0;
     if (table != SR_NONE) {
-        return table < st->hdr->n_tables ? check_one(st, table, text, text_bytes) : SR_INVALID;
+        return table < st->shape.n_tables ? check_one(st, table, text, text_bytes) : SR_INVALID;
     }
     int rc = sr_lock_all(st);
     if (rc != SR_OK) return rc;
-    for (uint32_t i = 0; i < st->hdr->n_tables && rc == SR_OK; i++) {
+    for (uint32_t i = 0; i < st->shape.n_tables && rc == SR_OK; i++) {
         rc = sr_check_table_locked(st, i, text, text_bytes);
     }
     if (rc == SR_OK) rc = check_references(st, &w);

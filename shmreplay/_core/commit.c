@@ -19,12 +19,13 @@
 
 /* SYNC POINT: compare-and-swap rather than add and take back: a refused charge is never visible to
  * others, who would be refused in turn although there is room for them. */
-static int charge_capacity(sr_header *hdr, uint64_t bytes) {
-    uint64_t have = atomic_load_explicit(&hdr->committed_bytes, memory_order_relaxed);
+static int charge_capacity(sr_store *st, uint64_t bytes) {
+    uint64_t have = atomic_load_explicit(&st->hdr->committed_bytes, memory_order_relaxed);
+    const uint64_t most = st->shape.capacity_bytes;
     if (SR_FAULT_POINT("capacity")) return SR_FULL;
     do {
-        if (have > hdr->capacity_bytes || bytes > hdr->capacity_bytes - have) return SR_FULL;
-    } while (!atomic_compare_exchange_weak_explicit(&hdr->committed_bytes, &have, have + bytes,
+        if (have > most || bytes > most - have) return SR_FULL;
+    } while (!atomic_compare_exchange_weak_explicit(&st->hdr->committed_bytes, &have, have + bytes,
                                                     memory_order_relaxed, memory_order_relaxed));
     return SR_OK;
 }
@@ -57,8 +58,8 @@ int sr_commit(sr_store *st, uint64_t off, uint64_t bytes, uint64_t charge) {
         return sr_fail(SR_INVALID, bytes, st->bytes, 0);
     }
     uint64_t from = off & ~(uint64_t)(SR_PAGE - 1), to = sr_align(off + bytes, SR_PAGE);
-    if (charge != 0 && charge_capacity(st->hdr, charge) != SR_OK) {
-        return sr_fail(SR_FULL, charge, capacity_left(st->hdr), 0);
+    if (charge != 0 && charge_capacity(st, charge) != SR_OK) {
+        return sr_fail(SR_FULL, charge, capacity_left(st), 0);
     }
     /* Crash window: charged and not recorded. Callers that charge hold the arena (or stripe) lock,
      * so a death here marks the store dirty, and the repair counts again. */
@@ -181,7 +182,7 @@ int sr_arena_grow(sr_store *st, sr_arena *a, uint64_t size, uint64_t *found) {
 
 /* 1 if an extent (or what others left of it) was added, 0 if not, or a negative status. */
 static int commit_ahead(sr_store *st, sr_arena *a) {
-    int rc = sr_lock_inner(st, &a->lock);
+    int rc = lock_arena(st, a);
     if (rc != SR_OK) return rc;
     uint64_t from = committed_end(a), bytes = ahead_bytes(st, a);
     uint32_t n_cuts = a->n_cuts;
@@ -193,7 +194,7 @@ static int commit_ahead(sr_store *st, sr_arena *a) {
     rc = sr_commit(st, from, bytes, 0);
     if (rc != SR_OK) return rc;
     sr_populate(st, from, bytes);
-    rc = sr_lock_inner(st, &a->lock);
+    rc = lock_arena(st, a);
     if (rc != SR_OK) return rc;
     /* An allocation may have grown the arena meanwhile, into the pages that we just committed: the
      * rest is still good. Where the capacity went elsewhere, or the arena was cut and the pages
@@ -204,7 +205,7 @@ static int commit_ahead(sr_store *st, sr_arena *a) {
     int added = 0;
     if (tail_bytes(st, a) == UINT64_MAX) {
         added = SR_CORRUPT;
-    } else if (good && charge_capacity(st->hdr, left) == SR_OK) {
+    } else if (good && charge_capacity(st, left) == SR_OK) {
         add_extent(st, a, left);
         added = 1;
     }
@@ -232,10 +233,11 @@ static uint64_t cut_tail(sr_store *st, sr_arena *a, uint64_t bytes) {
 }
 
 uint64_t sr_give_back(sr_store *st, uint64_t bytes) {
+    SR_GUARDED(st, 0)
     uint64_t given = 0;
-    for (uint32_t i = 0; i < st->hdr->n_arenas && given < bytes; i++) {
+    for (uint32_t i = 0; i < st->shape.n_arenas && given < bytes; i++) {
         sr_arena *a = &arenas(st)[i];
-        if (sr_lock_inner(st, &a->lock) != SR_OK) continue; /* nothing there can be trusted now */
+        if (lock_arena(st, a) != SR_OK) continue; /* nothing there can be trusted now */
         uint64_t cut = cut_tail(st, a, bytes - given);
         if (cut > 0 && (SR_FAULT_POINT("punch") ||
                         fallocate(st->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -251,8 +253,9 @@ uint64_t sr_give_back(sr_store *st, uint64_t bytes) {
 }
 
 int sr_commit_ahead(sr_store *st) {
+    SR_GUARDED(st, SR_CORRUPT)
     int added = 0;
-    for (uint32_t i = 0; i < st->hdr->n_arenas; i++) {
+    for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
         int rc = commit_ahead(st, &arenas(st)[i]);
         if (rc < 0) return added > 0 && rc != SR_CORRUPT && rc != SR_DIRTY ? added : rc;
         added += rc;

@@ -44,6 +44,15 @@ static int expire(sr_ses *ses, sr_table *t, uint32_t most) {
     return rc;
 }
 
+static int64_t live(const sr_store *st, const sr_table *t) {
+    int64_t n = 0;
+    for (uint32_t k = 0; k < t->n_stripes; k++) {
+        const sr_stripe *s = sr_stripe_at(st, t, k);
+        n += (int64_t)s->index[s->remover].count;
+    }
+    return n;
+}
+
 /* Under all locks of the table. */
 static int apply(sr_ses *ses, sr_table *t, const sr_table_change *c) {
     int rc = SR_OK;
@@ -54,7 +63,8 @@ static int apply(sr_ses *ses, sr_table *t, const sr_table_change *c) {
     }
     if (c->what & SR_SET_MAX_SIZE) {
         /* Who has placed items and not counted them yet evicts them by the new size. */
-        int64_t over = t->inserts - t->deletes - c->max_size;
+        int64_t over = t->inserts - t->deletes - c->max_size, most = live(ses->st, t);
+        if (over > most) over = most;
         for (; over > 0 && rc == SR_OK; over--) {
             rc = room(ses, t);
             if (rc == SR_OK) rc = sr_evict_locked(ses->st, t, 1);
@@ -73,6 +83,7 @@ static int apply(sr_ses *ses, sr_table *t, const sr_table_change *c) {
 }
 
 int sr_table_configure(sr_ses *ses, uint32_t table, const sr_table_change *change) {
+    SR_GUARDED_SES(ses)
     sr_store *st = ses->st;
     int rc = sr_table_usable(st, table);
     if (rc != SR_OK) return rc;

@@ -6,6 +6,7 @@
 #include "limiter.h"
 #include "lock.h"
 #include "reach.h"
+#include "shape.h"
 #include "steps.h"
 #include "stripe.h"
 
@@ -37,23 +38,42 @@ uint64_t sr_events_bytes(uint32_t n_events) {
     return sr_align(sizeof(sr_ring) + n_events * sizeof(sr_event), SR_PAGE);
 }
 
-void sr_events_init(sr_store *st, sr_table *t, uint32_t table, uint64_t region, uint32_t n_events) {
-    sr_ring *r = sr_ptr(st, region);
+/* What never changes in a ring. */
+static void place_ring(sr_ring *r, uint32_t table, uint64_t region, uint32_t n_events) {
     r->magic = SR_RING_MAGIC ^ region;
     r->table = table;
     r->capacity = n_events;
+}
+
+void sr_events_init(sr_store *st, sr_table *t, uint32_t table, uint64_t region, uint32_t n_events) {
+    place_ring(sr_ptr(st, region), table, region, n_events);
     t->events_off = region;
 }
 
+void sr_events_place(sr_store *st, sr_table *t, uint32_t table) {
+    place_ring(sr_known(st, t->events_off), table, t->events_off,
+               (uint32_t)st->tables[table].n_events);
+}
+
+/* Where it was laid out, whatever it counts. */
+static sr_ring *placed_ring(const sr_store *st, const sr_table *t) {
+    uint32_t table = (uint32_t)(t - sr_table_at(st, 0));
+    const sr_table_shape *k = &st->tables[table];
+    if (t->events_off == 0 || t->events_off != k->events_off) return NULL;
+    sr_ring *r = sr_known(st, t->events_off);
+    int placed = r->magic == (SR_RING_MAGIC ^ t->events_off) && r->table == table &&
+                 r->capacity == k->n_events;
+    return placed ? r : NULL;
+}
+
 sr_ring *sr_events_ring(const sr_store *st, const sr_table *t) {
-    if (t->events_off == 0 || t->events_off % SR_LINE != 0) return NULL;
-    sr_ring *r = sr_at(st, t->events_off, sizeof *r);
-    if (r == NULL || r->magic != (SR_RING_MAGIC ^ t->events_off) || t->n_stripes != 1) return NULL;
-    if (sr_table_at(st, r->table) != t || r->capacity < SR_EVENTS_MIN ||
-        r->capacity > SR_EVENTS_MAX || r->head - r->tail > r->capacity) {
-        return NULL;
+    sr_ring *r = placed_ring(st, t);
+    if (r != NULL && r->head - r->tail <= r->capacity && r->staged <= r->capacity &&
+        r->promised <= r->capacity) {
+        return r;
     }
-    return sr_at(st, t->events_off, sr_events_bytes(r->capacity)) == NULL ? NULL : r;
+    sr_suspect(st);
+    return NULL;
 }
 
 int sr_table_has_events(const sr_store *st, uint32_t table) {
@@ -224,10 +244,12 @@ static void take(sr_ses *ses, const sr_event *e, sr_sampled *item) {
 
 int sr_events_take(sr_ses *ses, uint32_t table, uint32_t max, sr_sampled *items, uint32_t *kinds,
                    uint32_t *n_items, uint32_t *n) {
+    *n = *n_items = 0;
+    SR_GUARDED_SES(ses)
     sr_store *st = ses->st;
     sr_table *t = sr_table_at(st, table);
-    *n = *n_items = 0;
     if (t == NULL || !sr_has_events(t)) return SR_INVALID;
+    SR_ASSERT(sr_shape_table_ok(st, t, table));
     int rc = sr_ledger_reserve(ses, max);
     if (rc != SR_OK) return rc;
     sr_ring *r;
@@ -258,6 +280,7 @@ void sr_events_wait(sr_store *st, uint32_t seq, uint32_t timeout_ms) {
 }
 
 int sr_events_behind(sr_store *st, uint32_t table) {
+    SR_GUARDED(st, SR_CORRUPT)
     sr_table *t = sr_table_at(st, table);
     if (t == NULL || !sr_has_events(t)) return 0;
     sr_ring *r;
@@ -269,7 +292,7 @@ int sr_events_behind(sr_store *st, uint32_t table) {
 }
 
 void sr_events_count(const sr_store *st, const sr_table *t, sr_table_info *out) {
-    const sr_ring *r = sr_has_events(t) ? sr_events_ring(st, t) : NULL;
+    const sr_ring *r = sr_has_events(t) ? placed_ring(st, t) : NULL;
     if (r == NULL) return;
     uint64_t tail = __atomic_load_n(&r->tail, __ATOMIC_RELAXED);
     out->events = (uint32_t)(__atomic_load_n(&r->head, __ATOMIC_RELAXED) - tail);
@@ -279,6 +302,7 @@ void sr_events_count(const sr_store *st, const sr_table *t, sr_table_info *out) 
 }
 
 int sr_events_unserve(sr_store *st, uint32_t table, uint64_t server) {
+    SR_GUARDED(st, SR_CORRUPT)
     sr_table *t = sr_table_at(st, table);
     if (t == NULL || !sr_has_events(t)) return SR_INVALID;
     sr_ring *r;
@@ -302,7 +326,7 @@ void sr_events_forget(sr_store *st, sr_table *t, sr_session *dead) {
 
 static uint32_t promises(const sr_store *st, uint32_t table) {
     uint32_t sum = 0;
-    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         const sr_session *s = sr_session_at(st, i);
         int used = atomic_load_explicit(&s->state, memory_order_acquire) == 1;
         if (used && s->table == table) sum += s->promised;
@@ -329,8 +353,11 @@ static int has_happened(sr_store *st, const sr_table *t, const sr_event *e) {
 
 int sr_events_repair(sr_store *st, sr_table *t, uint32_t table, int reset) {
     if (!sr_has_events(t)) return 1;
-    sr_ring *r = sr_events_ring(st, t);
-    if (r == NULL || !sr_stripe_slots_ok(st, only_stripe(st, t))) return 0;
+    sr_ring *r = placed_ring(st, t); /* what is staged and promised is counted anew */
+    if (r == NULL || r->head - r->tail > r->capacity ||
+        !sr_stripe_slots_ok(st, only_stripe(st, t))) {
+        return 0;
+    }
     uint64_t n = r->head, whole = r->head;
     /* What is staged at head may be older than the head: it was moved after all else. */
     for (; n - r->tail < r->capacity && at(r, n)->number == n + 1; n++) {

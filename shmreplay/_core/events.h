@@ -19,6 +19,8 @@ static inline int sr_has_events(const sr_table *t) {
 uint64_t sr_events_bytes(uint32_t n_events);
 /* Lay it out in a region that has memory. */
 void sr_events_init(sr_store *st, sr_table *t, uint32_t table, uint64_t region, uint32_t n_events);
+/* Make what never changes in it what it was. Under all locks. */
+void sr_events_place(sr_store *st, sr_table *t, uint32_t table);
 /* The table's ring, NULL if it has none or it is damaged. */
 sr_ring *sr_events_ring(const sr_store *st, const sr_table *t);
 

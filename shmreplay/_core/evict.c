@@ -63,6 +63,7 @@ static int evict_from(sr_ses *ses, sr_table *t, uint32_t number, uint64_t others
         uint32_t slot;
         double prob;
         sr_index_sample(st, remover, (enum sr_selector)t->remover_kind, rng, 1, &slot, &prob);
+        SR_ASSERT(slot < s->slots_used);
         /* Older than all in the other stripes? Else look at all of them again. */
         if (t->remover_kind == SR_SEL_FIFO && sr_slot_at(st, s, slot)->seq >= others) break;
         sr_events_spend(ses, t, 1);

@@ -47,95 +47,139 @@ static inline void copy_small(char *dst, const char *src, uint64_t n) {
     }
 }
 
+/* The block of an item that is whole rows of one, NULL where it has no such rows. */
+static sr_block *item_block(const sr_store *st, const sr_sampled *item) {
+    uint64_t off = SR_REF_OFF(item->ref);
+    if (SR_UNLIKELY(!sr_block_sound(st, off))) return NULL;
+    sr_block *b = sr_ptr(st, off);
+    return sr_rows_ok(b, item->row_start, SR_COL_LENGTH(item->row_count), 1) ? b : NULL;
+}
+static sr_traj *item_traj(const sr_store *st, const sr_sampled *item) {
+    uint64_t off = SR_REF_OFF(item->ref);
+    int sound = SR_REF_KIND(item->ref) == SR_KIND_TRAJ && sr_traj_sound(st, off);
+    return sound ? sr_ptr(st, off) : NULL;
+}
+/* The segments [*first, *last) of a column of a sound trajectory, NULL where it has none. */
+static const sr_seg *segs_of(sr_traj *t, uint32_t c, uint32_t *first, uint32_t *last) {
+    const sr_traj_col *cols = sr_traj_cols(t);
+    *first = cols[c].first_seg;
+    *last = cols[c + 1].first_seg;
+    return *first < *last && *last <= t->n_segs ? sr_traj_segs(t) : NULL;
+}
+
 uint32_t sr_item_columns(const sr_store *st, const sr_sampled *item) {
-    const void *object = sr_ptr(st, SR_REF_OFF(item->ref));
-    return SR_REF_KIND(item->ref) == SR_KIND_BLOCK ? ((const sr_block *)object)->n_cols
-                                                   : ((const sr_traj *)object)->n_cols;
+    if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
+        const sr_block *b = item_block(st, item);
+        return b == NULL ? 0 : b->n_cols;
+    }
+    const sr_traj *t = item_traj(st, item);
+    return t == NULL ? 0 : t->n_cols;
 }
 
 int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t *length_flags,
                    uint64_t *row_bytes) {
-    if (c >= sr_item_columns(st, item)) return SR_INVALID;
+    uint32_t n_cols = sr_item_columns(st, item);
+    if (c >= n_cols) return n_cols == 0 ? SR_CORRUPT : SR_INVALID;
     if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
-        sr_block *b = sr_ptr(st, SR_REF_OFF(item->ref));
         *length_flags = item->row_count;
-        *row_bytes = sr_block_cols(b)[c].row_bytes;
-        return SR_OK;
+        const char *rows = sr_block_rows(item_block(st, item), c, item->row_start,
+                                         SR_COL_LENGTH(item->row_count), row_bytes);
+        return rows == NULL ? SR_CORRUPT : SR_OK;
     }
-    sr_traj *t = sr_ptr(st, SR_REF_OFF(item->ref));
-    const sr_traj_col *col = &sr_traj_cols(t)[c];
-    *length_flags = col->length_flags;
-    const sr_seg *seg = &sr_traj_segs(t)[col->first_seg];
-    sr_block *b = sr_ptr(st, sr_traj_blocks(t)[seg->block]);
-    *row_bytes = sr_block_cols(b)[seg->col].row_bytes;
-    return SR_OK;
+    sr_traj *t = item_traj(st, item);
+    uint32_t first, last;
+    const sr_seg *segs = segs_of(t, c, &first, &last);
+    const sr_block *b = segs == NULL ? NULL : sr_segment_block(st, t, &segs[first]);
+    if (b == NULL) return SR_CORRUPT;
+    uint64_t length = 0;
+    for (uint32_t i = first; i < last; i++) length += segs[i].count;
+    *length_flags = sr_traj_cols(t)[c].length_flags;
+    if (SR_COL_LENGTH(*length_flags) != length) return SR_CORRUPT;
+    return sr_block_rows(b, segs[first].col, segs[first].start, 1, row_bytes) == NULL ? SR_CORRUPT
+                                                                                      : SR_OK;
 }
 
 const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c) {
+    uint64_t row_bytes;
     if (c >= sr_item_columns(st, item)) return NULL;
     if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
-        return sr_block_cell(st, SR_REF_OFF(item->ref), c, item->row_start);
+        return sr_block_rows(item_block(st, item), c, item->row_start,
+                             SR_COL_LENGTH(item->row_count), &row_bytes);
     }
-    sr_traj *t = sr_ptr(st, SR_REF_OFF(item->ref));
-    const sr_traj_col *col = &sr_traj_cols(t)[c];
-    const sr_seg *seg = &sr_traj_segs(t)[col->first_seg];
-    if (col[1].first_seg != col->first_seg + 1 || (seg->stride != 1 && seg->count > 1)) return NULL;
-    return sr_block_cell(st, sr_traj_blocks(t)[seg->block], seg->col, seg->start);
+    sr_traj *t = item_traj(st, item);
+    uint32_t first, last;
+    const sr_seg *segs = segs_of(t, c, &first, &last);
+    if (segs == NULL || last != first + 1) return NULL;
+    const sr_seg *seg = &segs[first];
+    if (seg->stride != 1 && seg->count > 1) return NULL;
+    const sr_block *b = sr_segment_block(st, t, seg);
+    if (b == NULL || seg->count != SR_COL_LENGTH(sr_traj_cols(t)[c].length_flags)) return NULL;
+    return sr_block_rows(b, seg->col, seg->start, seg->count, &row_bytes);
 }
 
-static inline void prefetch_rows(const char *src, uint64_t n) {
-    uint64_t stop = n < PREFETCH_MAX ? n : PREFETCH_MAX;
-    for (uint64_t i = 0; i < stop; i += SR_LINE) __builtin_prefetch(src + i);
-    __builtin_prefetch(src + stop - 1);
+/* Prefetching an address that does not exist does nothing: nothing is checked but what is read to
+ * find it. */
+static inline void prefetch_rows(const void *block, const sr_block_col *col, uint64_t start,
+                                 uint64_t rows) {
+    uintptr_t src = (uintptr_t)block + col->off + col->row_bytes * start;
+    uint64_t n = col->row_bytes * rows, stop = n < PREFETCH_MAX ? n : PREFETCH_MAX;
+    for (uint64_t i = 0; i < stop; i += SR_LINE) __builtin_prefetch((const void *)(src + i));
+    __builtin_prefetch((const void *)(src + stop - 1));
 }
 
 static void prefetch_item(const sr_store *st, const sr_sampled *item) {
     if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
-        sr_block *b = sr_ptr(st, SR_REF_OFF(item->ref));
+        uint64_t off = SR_REF_OFF(item->ref);
+        if (!sr_fits(st, off, sizeof(sr_block) + SR_COLUMNS_MAX * sizeof(sr_block_col))) return;
+        sr_block *b = sr_ptr(st, off);
         const sr_block_col *cols = sr_block_cols(b);
         uint64_t rows = SR_COL_LENGTH(item->row_count);
-        for (uint32_t c = 0; c < b->n_cols; c++) {
-            prefetch_rows((const char *)b + cols[c].off + cols[c].row_bytes * item->row_start,
-                          cols[c].row_bytes * rows);
+        for (uint32_t c = 0; c < b->n_cols && c < SR_COLUMNS_MAX; c++) {
+            prefetch_rows(b, &cols[c], item->row_start, rows);
         }
         return;
     }
-    sr_traj *t = sr_ptr(st, SR_REF_OFF(item->ref));
+    sr_traj *t = item_traj(st, item);
+    if (t == NULL) return;
     const sr_seg *segs = sr_traj_segs(t);
     for (uint32_t i = 0; i < t->n_segs && i < 16; i++) {
-        sr_block *b = sr_ptr(st, sr_traj_blocks(t)[segs[i].block]);
-        const sr_block_col *col = &sr_block_cols(b)[segs[i].col];
-        prefetch_rows((const char *)b + col->off + col->row_bytes * segs[i].start, col->row_bytes);
+        sr_block *b = sr_segment_block(st, t, &segs[i]);
+        if (b != NULL) prefetch_rows(b, &sr_block_cols(b)[segs[i].col], segs[i].start, 1);
     }
 }
 
 static int gather_block(const sr_store *st, const sr_sampled *item, uint32_t i, uint32_t n_cols,
                         char *const *dst, const uint64_t *bytes) {
-    sr_block *b = sr_ptr(st, SR_REF_OFF(item->ref));
-    const sr_block_col *cols = sr_block_cols(b);
-    uint64_t rows = SR_COL_LENGTH(item->row_count);
+    const sr_block *b = item_block(st, item);
+    if (SR_UNLIKELY(b == NULL)) return SR_CORRUPT;
+    uint64_t rows = SR_COL_LENGTH(item->row_count), row_bytes;
     if (b->n_cols != n_cols) return SR_INVALID;
     for (uint32_t c = 0; c < n_cols; c++) {
-        uint64_t n = cols[c].row_bytes * rows;
+        const char *src = sr_block_rows(b, c, item->row_start, rows, &row_bytes);
+        if (SR_UNLIKELY(src == NULL)) return SR_CORRUPT;
+        uint64_t n = row_bytes * rows;
         if (n != bytes[c]) return SR_INVALID;
-        copy_small(dst[c] + n * i,
-                   (const char *)b + cols[c].off + cols[c].row_bytes * item->row_start, n);
+        copy_small(dst[c] + n * i, src, n);
     }
     return SR_OK;
 }
 
-static char *gather_seg(const sr_store *st, uint64_t block, const sr_seg *seg, char *to,
+/* Gives what remains to be written of the column, NULL where the segment is damaged or longer. */
+static char *gather_seg(const sr_store *st, sr_traj *t, const sr_seg *seg, char *to,
                         const char *end) {
-    sr_block *b = sr_ptr(st, block);
-    const sr_block_col *col = &sr_block_cols(b)[seg->col];
-    uint64_t row = col->row_bytes;
-    if (row * seg->count > (uint64_t)(end - to)) return NULL;
-    const char *base = (const char *)b + col->off;
-    if (seg->stride == 1) {
-        copy_small(to, base + row * seg->start, row * seg->count);
-        return to + row * seg->count;
+    const sr_block *b = sr_segment_block(st, t, seg);
+    if (SR_UNLIKELY(b == NULL)) return NULL;
+    int64_t r = seg->start, last_row = r + (int64_t)seg->stride * ((int64_t)seg->count - 1);
+    uint64_t row, n, highest = (uint64_t)(last_row > r ? last_row : r);
+    const char *base = sr_block_rows(b, seg->col, 0, highest + 1, &row);
+    if (SR_UNLIKELY(base == NULL || __builtin_mul_overflow(row, (uint64_t)seg->count, &n) ||
+                    n > (uint64_t)(end - to))) {
+        return NULL;
     }
-    int64_t r = seg->start;
+    if (seg->stride == 1) {
+        copy_small(to, base + row * seg->start, n);
+        return to + n;
+    }
     for (uint32_t k = 0; k < seg->count; k++, r += seg->stride, to += row) {
         copy_small(to, base + row * (uint64_t)r, row);
     }
@@ -144,16 +188,17 @@ static char *gather_seg(const sr_store *st, uint64_t block, const sr_seg *seg, c
 
 static int gather_traj(const sr_store *st, const sr_sampled *item, uint32_t i, uint32_t n_cols,
                        char *const *dst, const uint64_t *bytes) {
-    sr_traj *t = sr_ptr(st, SR_REF_OFF(item->ref));
-    const uint64_t *blocks = sr_traj_blocks(t);
-    const sr_traj_col *cols = sr_traj_cols(t);
-    const sr_seg *segs = sr_traj_segs(t);
+    sr_traj *t = item_traj(st, item);
+    if (SR_UNLIKELY(t == NULL)) return SR_CORRUPT;
     if (t->n_cols != n_cols) return SR_INVALID;
     for (uint32_t c = 0; c < n_cols; c++) {
         char *to = dst[c] + bytes[c] * i;
         char *end = to + bytes[c];
-        for (uint32_t k = cols[c].first_seg; k < cols[c + 1].first_seg; k++) {
-            to = gather_seg(st, blocks[segs[k].block], &segs[k], to, end);
+        uint32_t first, last;
+        const sr_seg *segs = segs_of(t, c, &first, &last);
+        if (SR_UNLIKELY(segs == NULL)) return SR_CORRUPT;
+        for (uint32_t k = first; k < last; k++) {
+            to = gather_seg(st, t, &segs[k], to, end);
             if (to == NULL) return SR_INVALID;
         }
         if (to != end) return SR_INVALID;

@@ -12,9 +12,10 @@ static enum sr_selector structure(uint32_t kind) {
     return kind == SR_SEL_LIFO ? SR_SEL_FIFO : (enum sr_selector)kind;
 }
 
-static void unknown_kind(uint32_t kind) {
-    fprintf(stderr, "shmreplay: no selector has the number %u\n", kind);
-    abort();
+_Noreturn static void unknown_kind(uint32_t kind) {
+    char what[64];
+    snprintf(what, sizeof what, "no selector has the number %u", kind);
+    sr_damage(what, __FILE__, __LINE__);
 }
 
 /* Bytes that array k needs for this many slots; 0: there is no such array. */
@@ -28,7 +29,6 @@ static uint64_t array_bytes(uint32_t kind, uint32_t k, uint64_t slots) {
     case SR_SEL_MAX_HEAP: return sr_heap_array_bytes(k, slots);
     default: unknown_kind(kind);
     }
-    return 0;
 }
 
 uint64_t sr_index_region_bytes(enum sr_selector kind, uint64_t slots_max) {
@@ -74,7 +74,7 @@ int sr_index_grow(sr_store *st, sr_index *ix, uint64_t slots) {
 }
 
 void sr_index_insert(sr_store *st, sr_index *ix, uint32_t slot, double prio, uint64_t touch) {
-    SR_ASSERT(slot < ix->slots_cap);
+    SR_ASSERT(slot < ix->slots_cap && ix->count < ix->slots_cap);
     switch (ix->kind) {
     case SR_SEL_FIFO: sr_list_insert(st, ix, slot); break;
     case SR_SEL_UNIFORM: sr_uniform_insert(st, ix, slot); break;

@@ -3,7 +3,7 @@
 #include "index_uniform.h"
 
 static void swap(const sr_store *st, const sr_index *ix, uint32_t a, uint32_t b) {
-    uint32_t *dense = sr_ptr(st, ix->array_off[0]), *pos = sr_ptr(st, ix->array_off[1]);
+    uint32_t *dense = sr_known(st, ix->array_off[0]), *pos = sr_known(st, ix->array_off[1]);
     uint32_t x = dense[a], y = dense[b];
     SR_ASSERT(x < ix->slots_cap && y < ix->slots_cap);
     dense[a] = y;
@@ -20,7 +20,7 @@ void sr_epoch_insert(sr_store *st, sr_index *ix, uint32_t slot) {
 }
 
 void sr_epoch_remove(sr_store *st, sr_index *ix, uint32_t slot) {
-    const uint32_t *pos = sr_ptr(st, ix->array_off[1]);
+    const uint32_t *pos = sr_known(st, ix->array_off[1]);
     SR_ASSERT(ix->head <= ix->count && pos[slot] < ix->count);
     if (pos[slot] < ix->head) {
         ix->head--;
@@ -37,7 +37,7 @@ void sr_epoch_clear(sr_index *ix) {
 
 void sr_epoch_sample(const sr_store *st, sr_index *ix, uint64_t *rng, uint32_t n, uint32_t *slots,
                      double *prob) {
-    const uint32_t *dense = sr_ptr(st, ix->array_off[0]);
+    const uint32_t *dense = sr_known(st, ix->array_off[0]);
     SR_ASSERT(ix->head <= ix->count && ix->count <= ix->slots_cap);
     for (uint32_t i = 0; i < n; i++) {
         if (ix->head == 0) ix->head = (uint32_t)ix->count;

@@ -6,10 +6,10 @@ uint64_t sr_heap_array_bytes(uint32_t k, uint64_t slots) {
 }
 
 static sr_heap_entry *heap_of(const sr_store *st, const sr_index *ix) {
-    return sr_ptr(st, ix->array_off[0]);
+    return sr_known(st, ix->array_off[0]);
 }
 static uint32_t *pos_of(const sr_store *st, const sr_index *ix) {
-    return sr_ptr(st, ix->array_off[1]);
+    return sr_known(st, ix->array_off[1]);
 }
 
 static int before(const sr_heap_entry *a, const sr_heap_entry *b) {
@@ -21,7 +21,9 @@ static sr_heap_entry entry_of(const sr_index *ix, uint32_t slot, double prio, ui
     return (sr_heap_entry){.key = key, .touch = touch, .slot = slot};
 }
 
-static void place(sr_heap_entry *heap, uint32_t *pos, uint64_t i, const sr_heap_entry *e) {
+static void place(const sr_index *ix, sr_heap_entry *heap, uint32_t *pos, uint64_t i,
+                  const sr_heap_entry *e) {
+    SR_ASSERT(e->slot < ix->slots_cap);
     heap[i] = *e;
     pos[e->slot] = (uint32_t)i;
 }
@@ -32,16 +34,16 @@ static void settle(sr_store *st, sr_index *ix, uint64_t i, sr_heap_entry e) {
     uint32_t *pos = pos_of(st, ix);
     const uint64_t count = ix->count;
     while (i > 0 && before(&e, &heap[(i - 1) / 2])) {
-        place(heap, pos, i, &heap[(i - 1) / 2]);
+        place(ix, heap, pos, i, &heap[(i - 1) / 2]);
         i = (i - 1) / 2;
     }
     for (uint64_t child = 2 * i + 1; child < count; child = 2 * i + 1) {
         if (child + 1 < count && before(&heap[child + 1], &heap[child])) child++;
         if (!before(&heap[child], &e)) break;
-        place(heap, pos, i, &heap[child]);
+        place(ix, heap, pos, i, &heap[child]);
         i = child;
     }
-    place(heap, pos, i, &e);
+    place(ix, heap, pos, i, &e);
 }
 
 static uint32_t find(const sr_store *st, const sr_index *ix, uint32_t slot) {

@@ -40,7 +40,7 @@ uint64_t sr_tree_array_bytes(uint32_t k, uint64_t slots) {
 }
 
 static inline double *level_of(const sr_store *st, const sr_index *ix, uint32_t l) {
-    return sr_ptr(st, ix->array_off[l]);
+    return sr_known(st, ix->array_off[l]);
 }
 
 /* Part of the format: sums of children are formed in this order (two lanes of four, for SIMD). */
@@ -60,6 +60,7 @@ static inline int absent(const double *leaf) {
 
 double sr_tree_total(const sr_store *st, const sr_index *ix) {
     if (ix->n_levels == 0) return 0.0;
+    SR_ASSERT(ix->n_levels <= SR_TREE_LEVELS);
     return sum_of_line(level_of(st, ix, ix->n_levels - 1)) + 0.0; /* -0.0 becomes 0 */
 }
 
@@ -207,8 +208,10 @@ static void descend(const sr_store *st, const sr_index *ix, double total, uint32
     for (uint32_t l = ix->n_levels; l > 0; l--) {
         const double *here = level_of(st, ix, l - 1);
         const double *below = l > 1 ? level_of(st, ix, l - 2) : here;
+        const uint64_t bound = nodes_at(l - 1, ix->slots_cap);
         for (uint32_t i = 0; i < n; i++) {
             uint64_t line = (uint64_t)slots[i] * SR_TREE_FAN;
+            SR_ASSERT(line < bound);
             slots[i] = (uint32_t)line + pick(here + line, &prob[i]);
             if (l > 1) __builtin_prefetch(below + (uint64_t)slots[i] * SR_TREE_FAN);
         }

@@ -5,10 +5,10 @@ uint64_t sr_uniform_array_bytes(uint32_t k, uint64_t slots) {
 }
 
 static uint32_t *dense_of(const sr_store *st, const sr_index *ix) {
-    return sr_ptr(st, ix->array_off[0]);
+    return sr_known(st, ix->array_off[0]);
 }
 static uint32_t *pos_of(const sr_store *st, const sr_index *ix) {
-    return sr_ptr(st, ix->array_off[1]);
+    return sr_known(st, ix->array_off[1]);
 }
 
 void sr_uniform_insert(sr_store *st, sr_index *ix, uint32_t slot) {

@@ -4,6 +4,7 @@
 #include "index.h"
 #include "limiter.h"
 #include "lock.h"
+#include "shape.h"
 #include "stripe.h"
 #include "table.h"
 
@@ -16,13 +17,14 @@ int sr_table_usable(const sr_store *st, uint32_t table) {
     const sr_table *t = sr_table_at(st, table);
     if (t == NULL) return SR_INVALID;
     if (SR_UNLIKELY(sr_store_is_closed(st))) return SR_CLOSED;
+    if (SR_CRASH_SAFE) SR_ASSERT(sr_shape_table_ok(st, t, table));
     if (SR_UNLIKELY(atomic_load_explicit(&t->poisoned, memory_order_relaxed))) return SR_CORRUPT;
     return SR_OK;
 }
 
 int sr_priority_ok(const sr_store *st, uint32_t table, double priority) {
-    const sr_table *t = sr_table_at(st, table);
-    if (t == NULL || isnan(priority)) return 0;
+    if (table >= st->shape.n_tables || isnan(priority)) return 0;
+    const sr_table_shape *t = &st->tables[table];
     /* Weights are summed: the bound keeps the sum of 2^31 of them finite. */
     const double weight_max = 1e290;
     if (t->sampler_kind == SR_SEL_PRIORITIZED) {
@@ -99,6 +101,7 @@ static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *i
 int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys,
               uint32_t *done, uint32_t *seq) {
     *done = 0;
+    SR_GUARDED_SES(ses)
     int rc = sr_table_usable(ses->st, table);
     if (rc != SR_OK) return rc;
     sr_begin_on(ses, SR_BUSY_INSERT, table);

@@ -2,13 +2,14 @@
  *
  * Nothing that is read here is believed: every offset and length is checked against committed
  * memory before it is used, as the store may be damaged, or change while it is looked at. */
+#include "shape.h"
 #include "steps.h"
 #include "stripe.h"
 #include "table.h"
 
 static const sr_arena *arena_of(const sr_store *st, uint64_t off) {
-    const sr_arena *arenas = sr_ptr(st, st->hdr->arenas_off);
-    for (uint32_t i = 0; i < st->hdr->n_arenas; i++) {
+    const sr_arena *arenas = sr_known(st, st->shape.arenas_off);
+    for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
         if (off >= arenas[i].start && off < arenas[i].committed_end) return &arenas[i];
     }
     return NULL;
@@ -32,8 +33,12 @@ static const sr_block *block_at(const sr_store *st, uint64_t off) {
     if (sizeof *b + b->n_cols * sizeof(sr_block_col) > room) return NULL;
     const sr_block_col *cols = (const sr_block_col *)(b + 1);
     for (uint32_t c = 0; c < b->n_cols; c++) {
-        if (cols[c].off > room || cols[c].row_bytes > room) return NULL;
-        if (cols[c].row_bytes * b->rows_cap > room - cols[c].off) return NULL;
+        uint64_t bytes;
+        if (cols[c].off > room ||
+            __builtin_mul_overflow(cols[c].row_bytes, (uint64_t)b->rows_cap, &bytes) ||
+            bytes > room - cols[c].off) {
+            return NULL;
+        }
     }
     return b;
 }
@@ -146,10 +151,17 @@ int sr_peek_copy(const sr_store *st, const sr_sampled *item, uint32_t c, char *d
     return dst == end ? SR_OK : SR_CORRUPT;
 }
 
+/* By what this process found when it came, whatever the table says now. */
+static const sr_stripe *stripe_of(const sr_store *st, uint32_t table, uint32_t stripe) {
+    const sr_stripe *stripes = sr_known(st, st->shape.stripes_off);
+    return &stripes[st->tables[table].first_stripe + stripe];
+}
+
 uint64_t sr_peek_slots(const sr_store *st, uint32_t table, uint32_t stripe) {
     const sr_table *t = sr_table_at(st, table);
-    if (t == NULL || stripe >= t->n_stripes) return 0;
-    const sr_stripe *s = sr_stripe_at(st, t, stripe);
+    if (t == NULL || stripe >= sr_shape_stripes(st, table)) return 0;
+    const sr_stripe *s = stripe_of(st, table, stripe);
+    if (s->slots_off != st->stripes[st->tables[table].first_stripe + stripe].slots_off) return 0;
     uint64_t n = s->slots_used < s->slots_max ? s->slots_used : s->slots_max;
     uint64_t backed = s->slots_committed / sizeof(sr_slot);
     n = n < backed ? n : backed;
@@ -160,7 +172,7 @@ uint64_t sr_peek_slots(const sr_store *st, uint32_t table, uint32_t stripe) {
 int sr_peek_slot(const sr_store *st, uint32_t table, uint32_t stripe, uint32_t slot,
                  sr_sampled *out, uint64_t *seq) {
     if (slot >= sr_peek_slots(st, table, stripe)) return 0;
-    const sr_slot *s = sr_slot_at(st, sr_stripe_at(st, sr_table_at(st, table), stripe), slot);
+    const sr_slot *s = sr_slot_at(st, stripe_of(st, table, stripe), slot);
     const volatile uint64_t *key = &s->key;
     memset(out, 0, sizeof *out);
     out->key = *key;
@@ -194,7 +206,7 @@ int sr_peek_same(const sr_store *st, uint32_t table, uint32_t stripe, uint32_t s
 
 uint32_t sr_peek_stripes(const sr_store *st, uint32_t table) {
     const sr_table *t = sr_table_at(st, table);
-    return t == NULL ? 0 : t->n_stripes;
+    return t == NULL ? 0 : sr_shape_stripes(st, table);
 }
 
 int sr_peek_table(const sr_store *st, uint32_t table, sr_table_info *out) {
@@ -206,9 +218,9 @@ int sr_peek_table(const sr_store *st, uint32_t table, sr_table_info *out) {
     out->samples = t->samples;
     out->deletes = t->deletes;
     out->pending = t->pending;
-    for (uint32_t k = 0; k < t->n_stripes; k++) {
+    for (uint32_t k = 0; k < sr_shape_stripes(st, table); k++) {
         out->size +=
-            (int64_t)atomic_load_explicit(&sr_stripe_at(st, t, k)->size, memory_order_relaxed);
+            (int64_t)atomic_load_explicit(&stripe_of(st, table, k)->size, memory_order_relaxed);
     }
     out->num_episodes = atomic_load_explicit(&t->num_episodes, memory_order_relaxed);
     out->num_unique_samples = atomic_load_explicit(&t->num_unique_samples, memory_order_relaxed);
@@ -220,17 +232,17 @@ int sr_peek_table(const sr_store *st, uint32_t table, sr_table_info *out) {
 void sr_peek_store(const sr_store *st, sr_store_stats *out) {
     const sr_header *h = st->hdr;
     memset(out, 0, sizeof *out);
-    out->capacity = h->capacity_bytes;
+    out->capacity = st->shape.capacity_bytes;
     out->committed = atomic_load_explicit(&h->committed_bytes, memory_order_relaxed);
-    out->fixed = sr_align(h->config_off + h->config_bytes, SR_PAGE);
+    out->fixed = sr_align(st->shape.config_off + st->shape.config_bytes, SR_PAGE);
     out->repairs = atomic_load_explicit(&h->repairs, memory_order_relaxed);
-    for (uint32_t i = 0; i < h->n_tables; i++) {
+    for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         out->poisoned +=
             atomic_load_explicit(&sr_table_at(st, i)->poisoned, memory_order_relaxed) != 0;
     }
     out->closed = (uint32_t)sr_store_is_closed(st);
-    const sr_arena *arenas = sr_ptr(st, h->arenas_off);
-    for (uint32_t i = 0; i < h->n_arenas; i++) {
+    const sr_arena *arenas = sr_known(st, st->shape.arenas_off);
+    for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
         out->arena_committed += arenas[i].committed_end - arenas[i].start;
         out->arena_used += arenas[i].used_bytes;
         out->arena_free += arenas[i].free_bytes;

@@ -11,18 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "guard.h"
 #include "layout.h"
 #include "shmreplay.h"
 
-/* Assertions stay on. One that fails is a defect of this library (or memory that somebody
- * scribbled over): the process stops; others see a dead owner and the store as dirty. */
-#define SR_ASSERT(cond)                                                                   \
-    do {                                                                                  \
-        if (__builtin_expect(!(cond), 0)) {                                               \
-            fprintf(stderr, "shmreplay: assertion failed: %s (%s:%d)\n", #cond, __FILE__, \
-                    __LINE__);                                                            \
-            abort();                                                                      \
-        }                                                                                 \
+/* Assertions stay on. One that fails is a defect of this library, or memory that somebody scribbled
+ * over: the call ends, and the store is repaired (guard.h). */
+#define SR_ASSERT(cond)                                                              \
+    do {                                                                             \
+        if (__builtin_expect(!(cond), 0)) sr_damage(#cond, __FILE__, __LINE__);      \
     } while (0)
 
 /* 0 in a build that only bench/crash_safety.py makes: what it costs that any process may die. */
@@ -40,8 +37,20 @@ static inline void *sr_at(const sr_store *st, uint64_t off, uint64_t bytes) {
     if (SR_UNLIKELY(off == 0 || off > st->bytes || bytes > st->bytes - off)) return NULL;
     return st->base + off;
 }
-/* For offsets that this process has checked or computed itself. */
-static inline void *sr_ptr(const sr_store *st, uint64_t off) { return st->base + off; }
+/* Could a structure of so many bytes lie there, on a multiple of 8? Turned right by three, an
+ * offset that is on none is larger than any that is: one compare. */
+static inline int sr_fits(const sr_store *st, uint64_t off, uint64_t bytes) {
+    return (off >> 3 | off << 61) <= (st->bytes - bytes) >> 3;
+}
+/* For offsets that this process has checked or computed itself: it begins inside of the segment,
+ * which is all that is looked at here. */
+static inline void *sr_ptr(const sr_store *st, uint64_t off) {
+    if (SR_CRASH_SAFE) SR_ASSERT(sr_fits(st, off, SR_CHUNK_HEAD));
+    return st->base + off;
+}
+
+/* For offsets that were compared with what this process knows (shape.h), or come from there. */
+static inline void *sr_known(const sr_store *st, uint64_t off) { return st->base + off; }
 
 static inline uint64_t sr_align(uint64_t x, uint64_t a) { return (x + a - 1) & ~(a - 1); }
 

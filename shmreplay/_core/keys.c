@@ -3,6 +3,7 @@
 #include "index.h"
 #include "limiter.h"
 #include "lock.h"
+#include "shape.h"
 #include "stripe.h"
 #include "table.h"
 
@@ -53,6 +54,7 @@ static void update_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n, c
 
 int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys,
               const double *priorities, uint32_t *applied) {
+    SR_GUARDED_SES(ses)
     sr_store *st = ses->st;
     *applied = 0;
     int rc = sr_table_usable(st, table);
@@ -96,6 +98,7 @@ static int delete_in_stripe(sr_store *st, sr_table *t, sr_stripe *s, uint32_t n,
 }
 
 int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uint32_t *deleted) {
+    SR_GUARDED_SES(ses)
     sr_store *st = ses->st;
     *deleted = 0;
     int rc = sr_table_usable(st, table);
@@ -124,6 +127,7 @@ int sr_delete(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, uin
 }
 
 int sr_contains(sr_ses *ses, uint32_t table, uint64_t key) {
+    SR_GUARDED_SES(ses)
     sr_store *st = ses->st;
     int rc = sr_table_usable(st, table);
     if (rc != SR_OK) return rc;
@@ -140,8 +144,9 @@ int sr_contains(sr_ses *ses, uint32_t table, uint64_t key) {
 
 int sr_replace(sr_ses *ses, uint32_t table, uint64_t key, uint64_t ref, uint32_t schema,
                uint32_t *found, uint32_t *item_schema) {
-    sr_store *st = ses->st;
     *found = 0;
+    SR_GUARDED_SES(ses)
+    sr_store *st = ses->st;
     int rc = sr_table_usable(st, table);
     if (rc != SR_OK) return rc;
     sr_table *t = sr_table_at(st, table);
@@ -163,10 +168,14 @@ int sr_replace(sr_ses *ses, uint32_t table, uint64_t key, uint64_t ref, uint32_t
 }
 
 int sr_lock_table_inner(sr_store *st, sr_table *t) {
+    uint32_t table = (uint32_t)(t - sr_table_at(st, 0));
     int rc = sr_lock_inner(st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
+    SR_ASSERT(sr_shape_table_ok(st, t, table));
     for (uint32_t k = 0; k < t->n_stripes; k++) {
-        rc = sr_lock_inner(st, &sr_stripe_at(st, t, k)->lock);
+        sr_stripe *s = sr_stripe_at(st, t, k);
+        rc = sr_lock_inner(st, &s->lock);
+        if (rc == SR_OK) SR_ASSERT(sr_shape_stripe_ok(st, s));
         if (rc == SR_OK) continue;
         while (k-- > 0) sr_unlock(&sr_stripe_at(st, t, k)->lock);
         sr_unlock(&t->limiter_lock);
@@ -200,6 +209,7 @@ void sr_reset_counters(sr_table *t) {
 }
 
 int sr_reset(sr_ses *ses, uint32_t table) {
+    SR_GUARDED_SES(ses)
     sr_store *st = ses->st;
     int rc = sr_table_usable(st, table);
     if (rc != SR_OK) return rc;
@@ -234,8 +244,7 @@ int sr_reset(sr_ses *ses, uint32_t table) {
 }
 
 const char *sr_table_name(const sr_store *st, uint32_t table) {
-    const sr_table *t = sr_table_at(st, table);
-    return t == NULL ? NULL : t->name;
+    return table < st->shape.n_tables ? st->tables[table].name : NULL;
 }
 
 int sr_table_consumes(const sr_store *st, uint32_t table) {
@@ -244,6 +253,7 @@ int sr_table_consumes(const sr_store *st, uint32_t table) {
 }
 
 int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
+    SR_GUARDED(st, SR_CORRUPT)
     sr_table *t = sr_table_at(st, table);
     if (t == NULL) return SR_INVALID;
     memset(out, 0, sizeof *out);
@@ -264,7 +274,8 @@ int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
     out->max_priority = sr_max_priority(t);
     sr_unlock(&t->limiter_lock);
     sr_events_count(st, t, out);
-    for (uint32_t k = 0; k < t->n_stripes; k++) {
+    SR_ASSERT(sr_shape_table_ok(st, t, table));
+    for (uint32_t k = 0; k < sr_shape_stripes(st, table); k++) {
         out->size +=
             (int64_t)atomic_load_explicit(&sr_stripe_at(st, t, k)->size, memory_order_relaxed);
     }

@@ -62,6 +62,7 @@ typedef struct {
     uint64_t participants_off, sessions_off, tables_off, stripes_off, arenas_off, schemas_off;
     uint64_t session_locks_off; /* sr_mutex[SR_SESSION_LOCKS] */
     uint64_t config_off, config_bytes; /* JSON: the tables as the user declared them */
+    uint64_t seal; /* hash of all that never changes, of tables and stripes too (shape.h) */
     uint64_t creator_pid;
     uint64_t created_ns; /* CLOCK_REALTIME */
     char _pad0[SR_LINE];

@@ -9,7 +9,13 @@
 
 #define LEDGER_MIN 64u
 
-static uint64_t *entries(const sr_ses *ses) { return sr_ptr(ses->st, ses->shared->ledger_off); }
+/* Nobody but the owner changes where it lies: the owner knows without looking. */
+static uint64_t *entries(const sr_ses *ses) { return sr_ptr(ses->st, ses->ledger_off); }
+
+static void push_free(sr_ses *ses, uint32_t position) {
+    SR_ASSERT(ses->n_free < ses->ledger_cap);
+    ses->free_stack[ses->n_free++] = position;
+}
 
 /* A longer ledger: allocate, copy, switch, free the old one. Crash: either ledger is complete, and
  * the other one stands in the inflight word. */
@@ -28,8 +34,8 @@ static int grow(sr_ses *ses, uint32_t cap) {
     memset(fresh, 0, cap * sizeof *fresh);
     rc = sr_lock_session(ses);
     if (rc != SR_OK) return rc;
-    uint32_t old_cap = shared->ledger_cap;
-    uint64_t old_off = shared->ledger_off;
+    uint32_t old_cap = ses->ledger_cap;
+    uint64_t old_off = ses->ledger_off;
     memcpy(fresh, entries(ses), old_cap * sizeof *fresh);
     shared->ledger_off = off;
     /* Crash: never a length beyond what the ledger named before it has. Here, below and where it is
@@ -38,7 +44,9 @@ static int grow(sr_ses *ses, uint32_t cap) {
     uint64_t spare = old_off != sr_own_ledger(st, shared) ? old_off : 0;
     atomic_store_explicit(&shared->inflight[1], spare, memory_order_release);
     sr_unlock_session(ses);
-    for (uint32_t p = cap; p > old_cap; p--) ses->free_stack[ses->n_free++] = p - 1;
+    ses->ledger_off = off;
+    ses->ledger_cap = cap;
+    for (uint32_t p = cap; p > old_cap; p--) push_free(ses, p - 1);
     return sr_free_outer(st, &shared->inflight[1]);
 }
 
@@ -54,16 +62,19 @@ static int start(sr_ses *ses) {
     shared->ledger_off = sr_own_ledger(ses->st, shared);
     __atomic_store_n(&shared->ledger_cap, SR_OWN_LEDGER, __ATOMIC_RELEASE);
     sr_unlock_session(ses);
-    for (uint32_t p = SR_OWN_LEDGER; p > 0; p--) ses->free_stack[ses->n_free++] = p - 1;
+    ses->ledger_off = shared->ledger_off;
+    ses->ledger_cap = SR_OWN_LEDGER;
+    for (uint32_t p = SR_OWN_LEDGER; p > 0; p--) push_free(ses, p - 1);
     return SR_OK;
 }
 
 int sr_ledger_reserve(sr_ses *ses, uint32_t n) {
     if (SR_LIKELY(ses->n_free >= n)) return SR_OK;
+    SR_GUARDED_SES(ses)
     sr_begin(ses, SR_BUSY_LEDGER);
-    int rc = ses->shared->ledger_cap == 0 ? start(ses) : SR_OK;
+    int rc = ses->ledger_cap == 0 ? start(ses) : SR_OK;
     if (rc == SR_OK && ses->n_free < n) {
-        uint64_t want = (uint64_t)ses->shared->ledger_cap + (n - ses->n_free);
+        uint64_t want = (uint64_t)ses->ledger_cap + (n - ses->n_free);
         uint64_t cap = LEDGER_MIN;
         while (cap < want) cap *= 2;
         rc = cap > 0x7fffffffu ? SR_INVALID : grow(ses, (uint32_t)cap);
@@ -87,6 +98,7 @@ uint32_t sr_ledger_pin(sr_ses *ses, uint64_t ref) {
 }
 
 int sr_hold(sr_ses *ses, uint64_t ref, uint32_t *position) {
+    SR_GUARDED_SES(ses)
     if (ses->n_free == 0) return SR_INVALID;
     int rc = sr_lock_session(ses);
     if (rc != SR_OK) return rc;
@@ -96,10 +108,11 @@ int sr_hold(sr_ses *ses, uint64_t ref, uint32_t *position) {
 }
 
 int sr_release(sr_ses *ses, uint32_t n, const uint32_t *positions) {
+    SR_GUARDED_SES(ses)
     sr_store *st = ses->st;
     uint64_t *list = entries(ses);
     for (uint32_t i = 0; i < n; i++) {
-        if (positions[i] >= ses->shared->ledger_cap || list[positions[i]] == 0) return SR_INVALID;
+        if (positions[i] >= ses->ledger_cap || list[positions[i]] == 0) return SR_INVALID;
         __builtin_prefetch(sr_ptr(st, SR_REF_OFF(list[positions[i]])), 1);
     }
     sr_begin(ses, SR_BUSY_RELEASE);
@@ -110,7 +123,7 @@ int sr_release(sr_ses *ses, uint32_t n, const uint32_t *positions) {
             uint64_t ref = list[positions[i]];
             SR_ASSERT(ref != 0);
             list[positions[i]] = 0;
-            ses->free_stack[ses->n_free++] = positions[i];
+            push_free(ses, positions[i]);
             ses->shared->ledger_used--;
             int dropped = sr_ref_drop(st, ref);
             /* SR_DIRTY: nothing refers to it any more, and the repair that comes frees it. */

@@ -22,7 +22,7 @@ static inline uint64_t sr_own_ledger(const sr_store *st, const sr_session *s) {
  * references, what the session's owner changes outside of stripes: its ledger, its inflight words
  * and the counts of what these name. */
 static inline sr_mutex *sr_session_lock(const sr_store *st, uint32_t number) {
-    return (sr_mutex *)sr_ptr(st, st->hdr->session_locks_off) + number % SR_SESSION_LOCKS;
+    return (sr_mutex *)sr_known(st, st->shape.session_locks_off) + number % SR_SESSION_LOCKS;
 }
 static inline int sr_lock_session(const sr_ses *ses) {
     return SR_CRASH_SAFE ? sr_lock(ses->st, sr_session_lock(ses->st, ses->number)) : SR_OK;
@@ -31,11 +31,11 @@ static inline void sr_unlock_session(const sr_ses *ses) {
     if (SR_CRASH_SAFE) sr_unlock(sr_session_lock(ses->st, ses->number));
 }
 static inline sr_session *sr_session_at(const sr_store *st, uint32_t number) {
-    return (sr_session *)sr_ptr(st, st->hdr->sessions_off) + number;
+    return (sr_session *)sr_known(st, st->shape.sessions_off) + number;
 }
 
 static inline sr_arena *sr_arena_at(const sr_store *st, uint32_t arena) {
-    return (sr_arena *)sr_ptr(st, st->hdr->arenas_off) + arena;
+    return (sr_arena *)sr_known(st, st->shape.arenas_off) + arena;
 }
 
 #endif

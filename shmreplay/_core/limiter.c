@@ -8,6 +8,7 @@
 #include "table.h"
 
 #define WAKE_MAX 0x7fffffffull
+#define ROUNDINGS 4u
 
 /* CanInsert(n) and CanSample(n) as Reverb defines them (Cassirer et al. 2021, section 3.4;
  * boundaries inclusive). */
@@ -29,11 +30,19 @@ static int can_sample(const sr_table *t, int64_t n) {
 static uint64_t largest(const sr_table *t, int (*allowed)(const sr_table *, int64_t), double guess,
                         uint64_t want) {
     if (allowed(t, (int64_t)want)) return want;
-    double bounded = guess < 0 ? 0 : guess > (double)want ? (double)want : guess;
+    double bounded = !(guess > 0) ? 0 : guess > (double)want ? (double)want : guess;
     uint64_t n = (uint64_t)bounded;
-    while (n > 0 && !allowed(t, (int64_t)n)) n--;
-    while (n < want && allowed(t, (int64_t)n + 1)) n++;
-    return n;
+    for (uint32_t i = 0; i < ROUNDINGS && n > 0 && !allowed(t, (int64_t)n); i++) n--;
+    for (uint32_t i = 0; i < ROUNDINGS && n < want && allowed(t, (int64_t)n + 1); i++) n++;
+    int here = n == 0 || allowed(t, (int64_t)n), next = n < want && allowed(t, (int64_t)n + 1);
+    if (here && !next) return n;
+    uint64_t low = 0, high = want; /* numbers that large, or damaged: by halves */
+    while (high - low > 1) {
+        uint64_t mid = low + (high - low) / 2;
+        if (allowed(t, (int64_t)mid)) low = mid;
+        else high = mid;
+    }
+    return low;
 }
 
 uint64_t sr_limiter_insert_budget(const sr_table *t, uint64_t want) {
@@ -114,7 +123,7 @@ static void commit(sr_session *s) {
 }
 
 void sr_limiter_undo(sr_store *st) {
-    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         sr_session *s = sr_session_at(st, i);
         sr_undo *u = &s->undo;
         uint32_t valid = atomic_load_explicit(&u->valid, memory_order_acquire);
@@ -139,7 +148,7 @@ sr_books sr_limiter_books(const sr_store *st, uint32_t table) {
     sr_books b = {0, 0, 0};
     const sr_table *t = sr_table_at(st, table);
     uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
-    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         const sr_session *s = sr_session_at(st, i);
         if (atomic_load_explicit(&s->state, memory_order_acquire) != 1) continue;
         if (s->table != table || s->owed_epoch != epoch) continue;
@@ -320,6 +329,7 @@ void sr_limiter_wake_all(sr_table *t) {
 
 static int query(sr_store *st, uint32_t table, int64_t n,
                  int (*allowed)(const sr_table *, int64_t)) {
+    SR_GUARDED(st, SR_CORRUPT)
     sr_table *t = sr_table_at(st, table);
     if (t == NULL || n < 1) return SR_INVALID;
     if (atomic_load_explicit(&t->poisoned, memory_order_relaxed)) return SR_CORRUPT;

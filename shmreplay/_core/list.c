@@ -6,6 +6,7 @@
 int sr_list(sr_store *st, uint32_t table, uint64_t *cursor, uint32_t n, sr_listed *out,
             uint32_t *got) {
     *got = 0;
+    SR_GUARDED(st, SR_CORRUPT)
     int rc = sr_table_usable(st, table);
     if (rc != SR_OK) return rc;
     const sr_table *t = sr_table_at(st, table);

@@ -73,7 +73,13 @@ static int lock_in_slices(sr_mutex *m) {
     return rc;
 }
 
-int sr_lock_inner(sr_store *st, sr_mutex *m) {
+static inline void give(sr_mutex *m) {
+    int rc = pthread_mutex_unlock(&m->m);
+    SR_ASSERT(rc == 0);
+}
+
+/* In one piece with each of those that it is called by: this is where the time goes. */
+static inline int take(sr_store *st, sr_mutex *m) {
     for (uint32_t i = 0; SR_UNLIKELY(seems_held(m)) && i < SPINS; i++) spin_pause(2 + i / 4);
     int rc = lock_in_slices(m);
     if (SR_LIKELY(rc == 0)) {
@@ -83,7 +89,7 @@ int sr_lock_inner(sr_store *st, sr_mutex *m) {
         if (SR_LIKELY(atomic_load_explicit(&st->hdr->dirty, memory_order_relaxed) == 0)) {
             return SR_OK;
         }
-        sr_unlock(m);
+        give(m);
         return SR_DIRTY;
     }
     if (rc != EOWNERDEAD) return SR_CORRUPT;
@@ -93,13 +99,22 @@ int sr_lock_inner(sr_store *st, sr_mutex *m) {
     atomic_store(&st->hdr->dirty, 1);
     rc = pthread_mutex_consistent(&m->m);
     SR_ASSERT(rc == 0);
-    sr_unlock(m);
+    give(m);
     return SR_DIRTY;
+}
+
+int sr_lock_untold(sr_store *st, sr_mutex *m) { return take(st, m); }
+
+int sr_lock_inner(sr_store *st, sr_mutex *m) {
+    int rc = take(st, m);
+    if (SR_CRASH_SAFE && SR_LIKELY(rc == SR_OK)) sr_guard_holds(m);
+    return rc;
 }
 
 int sr_lock(sr_store *st, sr_mutex *m) {
     for (;;) {
-        int rc = sr_lock_inner(st, m);
+        int rc = take(st, m);
+        if (SR_CRASH_SAFE && SR_LIKELY(rc == SR_OK)) sr_guard_holds(m);
         if (SR_LIKELY(rc != SR_DIRTY)) return rc;
         rc = sr_repair(st);
         if (rc != SR_OK) return rc;
@@ -112,9 +127,11 @@ int sr_lock_anyway(sr_mutex *m) {
     return rc == 0 ? SR_OK : SR_CORRUPT;
 }
 
+void sr_unlock_untold(sr_mutex *m) { give(m); }
+
 void sr_unlock(sr_mutex *m) {
-    int rc = pthread_mutex_unlock(&m->m);
-    SR_ASSERT(rc == 0);
+    if (SR_CRASH_SAFE) sr_guard_drops(m);
+    give(m);
 }
 
 void sr_futex_wait(_Atomic uint32_t *word, uint32_t expected, _Atomic uint32_t *waiters,

@@ -7,7 +7,7 @@
 
 int sr_reach_begin(sr_store *st, sr_reach *r) {
     *r = (sr_reach){.st = st};
-    for (uint32_t i = 0; i < st->hdr->n_arenas; i++) {
+    for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
         const sr_arena *a = sr_arena_at(st, i);
         if (!sr_arena_bounds_ok(st, a)) {
             sr_reach_end(r);
@@ -38,7 +38,7 @@ static int mark(sr_reach *r, uint64_t off) {
 }
 
 static int reach_episode(sr_reach *r, uint64_t off, uint64_t bytes) {
-    uint64_t counters = r->st->hdr->n_tables * sizeof(uint32_t);
+    uint64_t counters = r->st->shape.n_tables * sizeof(uint32_t);
     sr_episode *e = sr_ptr(r->st, off);
     if (bytes < sizeof *e + counters || e->kind != SR_KIND_EPISODE) return 0;
     if (!mark(r, off)) {

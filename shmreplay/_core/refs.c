@@ -8,8 +8,11 @@
 
 #define EPISODES_PER_ITEM 64u
 
+/* All of them begin with their kind. What else they say is checked where it is read. */
 static _Atomic uint32_t *refs_of(const sr_store *st, uint64_t ref) {
-    void *object = sr_ptr(st, SR_REF_OFF(ref));
+    SR_ASSERT(sr_fits(st, SR_REF_OFF(ref), SR_LINE));
+    void *object = sr_known(st, SR_REF_OFF(ref));
+    SR_ASSERT(*(const uint32_t *)object == SR_REF_KIND(ref));
     switch (SR_REF_KIND(ref)) {
     case SR_KIND_BLOCK: return &((sr_block *)object)->refs;
     case SR_KIND_TRAJ: return &((sr_traj *)object)->refs;
@@ -19,11 +22,16 @@ static _Atomic uint32_t *refs_of(const sr_store *st, uint64_t ref) {
 }
 
 void sr_ref_retain(const sr_store *st, uint64_t ref) {
-    atomic_fetch_add_explicit(refs_of(st, ref), 1, memory_order_relaxed);
+    uint32_t before = atomic_fetch_add_explicit(refs_of(st, ref), 1, memory_order_relaxed);
+    SR_ASSERT(before > 0);
 }
 
-static int drop_episodes_of(sr_store *st, sr_block *b) {
-    const uint64_t *episodes = (const uint64_t *)((const char *)b + b->episodes_off);
+static const uint64_t *episodes_of(const sr_block *b) {
+    return (const uint64_t *)(const void *)((const char *)b + b->episodes_off);
+}
+
+static int drop_episodes_of(sr_store *st, const sr_block *b) {
+    const uint64_t *episodes = episodes_of(b);
     uint32_t rows = atomic_load_explicit(&b->published, memory_order_relaxed);
     int result = SR_OK;
     for (uint32_t r = 0; r < rows; r++) {
@@ -38,17 +46,17 @@ int sr_ref_drop(sr_store *st, uint64_t ref) {
     uint32_t before = atomic_fetch_sub_explicit(refs_of(st, ref), 1, memory_order_acq_rel);
     SR_ASSERT(before > 0);
     if (before > 1) return SR_OK;
-    void *object = sr_ptr(st, SR_REF_OFF(ref));
+    uint64_t off = SR_REF_OFF(ref);
     int result = SR_OK;
-    if (SR_REF_KIND(ref) == SR_KIND_BLOCK) result = drop_episodes_of(st, object);
+    if (SR_REF_KIND(ref) == SR_KIND_BLOCK) result = drop_episodes_of(st, sr_block_at(st, off));
     if (SR_REF_KIND(ref) == SR_KIND_TRAJ) {
-        sr_traj *t = object;
+        sr_traj *t = sr_traj_at(st, off);
         for (uint32_t i = 0; i < t->n_blocks; i++) {
             int rc = sr_ref_drop(st, SR_REF(sr_traj_blocks(t)[i], SR_KIND_BLOCK));
             if (rc != SR_OK) result = rc;
         }
     }
-    int rc = sr_free(st, SR_REF_OFF(ref));
+    int rc = sr_free(st, off);
     return rc != SR_OK ? rc : result;
 }
 
@@ -58,10 +66,10 @@ typedef struct {
     uint32_t n;
 } episode_set;
 
-static void add_rows(const sr_store *st, episode_set *set, uint64_t block, uint32_t start,
-                     uint32_t count, int32_t stride) {
-    const sr_block *b = sr_ptr(st, block);
-    const uint64_t *episodes = (const uint64_t *)((const char *)b + b->episodes_off);
+static void add_rows(episode_set *set, const sr_block *b, uint32_t start, uint32_t count,
+                     int32_t stride) {
+    const uint64_t *episodes = episodes_of(b);
+    if (stride == 0) count = 1; /* one row, again and again */
     if (stride == 1 && episodes[start] == episodes[start + count - 1] && set->n > 0 &&
         set->list[set->n - 1] == episodes[start]) {
         return;
@@ -78,18 +86,33 @@ static void add_rows(const sr_store *st, episode_set *set, uint64_t block, uint3
     }
 }
 
+/* Of each insert and each eviction: only what tells where these rows' episodes stand is checked. */
+static inline const sr_block *block_with_rows(const sr_store *st, uint64_t off, uint32_t start,
+                                              uint32_t count) {
+    SR_ASSERT(sr_fits(st, off, sizeof(sr_block)));
+    const sr_block *b = sr_known(st, off);
+    uint64_t room = st->bytes - off, end = (uint64_t)start + count;
+    SR_ASSERT(b->kind == SR_KIND_BLOCK && count > 0 &&
+              end <= atomic_load_explicit(&b->published, memory_order_relaxed) &&
+              b->episodes_off % sizeof(uint64_t) == 0 && b->episodes_off <= room &&
+              end * sizeof(uint64_t) <= room - b->episodes_off);
+    return b;
+}
+
 static void collect(const sr_store *st, episode_set *set, uint64_t ref, uint32_t row_start,
                     uint32_t row_count) {
     set->n = 0;
     if (SR_REF_KIND(ref) == SR_KIND_BLOCK) {
-        add_rows(st, set, SR_REF_OFF(ref), row_start, SR_COL_LENGTH(row_count), 1);
+        uint32_t count = SR_COL_LENGTH(row_count);
+        add_rows(set, block_with_rows(st, SR_REF_OFF(ref), row_start, count), row_start, count, 1);
         return;
     }
-    sr_traj *t = sr_ptr(st, SR_REF_OFF(ref));
-    const uint64_t *blocks = sr_traj_blocks(t);
+    sr_traj *t = sr_traj_at(st, SR_REF_OFF(ref));
     const sr_seg *segs = sr_traj_segs(t);
     for (uint32_t i = 0; i < t->n_segs; i++) {
-        add_rows(st, set, blocks[segs[i].block], segs[i].start, segs[i].count, segs[i].stride);
+        const sr_block *b = sr_segment_block(st, t, &segs[i]);
+        SR_ASSERT(b != NULL);
+        add_rows(set, b, segs[i].start, segs[i].count, segs[i].stride);
     }
 }
 
@@ -98,7 +121,7 @@ void sr_episodes_enter(const sr_store *st, sr_table *t, uint32_t table, uint64_t
     episode_set set;
     collect(st, &set, ref, row_start, row_count);
     for (uint32_t i = 0; i < set.n; i++) {
-        sr_episode *e = sr_ptr(st, set.list[i]);
+        sr_episode *e = sr_episode_at(st, set.list[i]);
         if (atomic_fetch_add_explicit(&e->items[table], 1, memory_order_relaxed) == 0) {
             atomic_fetch_add_explicit(&t->num_episodes, 1, memory_order_relaxed);
         }
@@ -110,7 +133,7 @@ void sr_episodes_leave(const sr_store *st, sr_table *t, uint32_t table, uint64_t
     episode_set set;
     collect(st, &set, ref, row_start, row_count);
     for (uint32_t i = 0; i < set.n; i++) {
-        sr_episode *e = sr_ptr(st, set.list[i]);
+        sr_episode *e = sr_episode_at(st, set.list[i]);
         if (atomic_fetch_sub_explicit(&e->items[table], 1, memory_order_relaxed) == 1) {
             atomic_fetch_sub_explicit(&t->num_episodes, 1, memory_order_relaxed);
             if (count_deleted) {

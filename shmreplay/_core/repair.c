@@ -11,6 +11,7 @@
 #include "lock.h"
 #include "lock_all.h"
 #include "reach.h"
+#include "shape.h"
 #include "steps.h"
 #include "stripe.h"
 #include "table.h"
@@ -23,7 +24,7 @@ static void poison(sr_table *t, enum sr_poison reason) {
 }
 
 static void poison_all(sr_store *st, enum sr_poison reason) {
-    for (uint32_t i = 0; i < st->hdr->n_tables; i++) poison(sr_table_at(st, i), reason);
+    for (uint32_t i = 0; i < st->shape.n_tables; i++) poison(sr_table_at(st, i), reason);
 }
 
 static int is_poisoned(const sr_table *t) {
@@ -117,24 +118,29 @@ static int reach_inflight(sr_reach *r, sr_session *s) {
 static int reach_all(sr_reach *r) {
     sr_store *st = r->st;
     int sound = 1;
-    for (uint32_t i = 0; i < st->hdr->n_tables; i++) {
+    for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         reach_slots(r, sr_table_at(st, i));
         reach_events(r, sr_table_at(st, i));
     }
-    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         sr_session *s = sr_session_at(st, i);
         if (s->ledger_off != 0 && !reach_ledger(r, s)) sound = 0;
     }
-    const sr_schema *schemas = sr_ptr(st, st->hdr->schemas_off);
+    const sr_schema *schemas = sr_known(st, st->shape.schemas_off);
     uint32_t n = atomic_load_explicit(&st->hdr->n_schemas, memory_order_relaxed);
-    for (uint32_t i = 0; i < n && i < SR_SCHEMAS_MAX; i++) {
+    if (n > SR_SCHEMAS_MAX) n = SR_SCHEMAS_MAX;
+    for (uint32_t i = 0; i < n; i++) {
+        if (schemas[i].off == 0) { /* none was ever written there: the count is wrong */
+            atomic_store_explicit(&st->hdr->n_schemas, i, memory_order_relaxed);
+            break;
+        }
         if (!sr_reach_ref(r, SR_REF(schemas[i].off, SR_KIND_SCHEMA))) sound = 0;
     }
-    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         if (!reach_inflight(r, sr_session_at(st, i))) sound = 0;
     }
     if (r->broken) sound = 0;
-    for (uint32_t i = 0; i < st->hdr->n_arenas && sound; i++) {
+    for (uint32_t i = 0; i < st->shape.n_arenas && sound; i++) {
         sound = sr_arena_rebuild(st, sr_arena_at(st, i), sr_reach_next, r) == SR_OK;
     }
     return sound;
@@ -143,19 +149,18 @@ static int reach_all(sr_reach *r) {
 /* Charges that were never recorded are forgotten, and the memory is used by the next who commits
  * there. */
 static void recount_memory(sr_store *st) {
-    const sr_header *h = st->hdr;
-    uint64_t bytes = sr_align(h->config_off + h->config_bytes, SR_PAGE);
-    for (uint32_t i = 0; i < h->n_arenas; i++) {
+    uint64_t bytes = sr_align(st->shape.config_off + st->shape.config_bytes, SR_PAGE);
+    for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
         const sr_arena *a = sr_arena_at(st, i);
         bytes += a->committed_end - a->start;
     }
-    for (uint32_t i = 0; i < h->n_tables; i++) {
+    for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         const sr_table *t = sr_table_at(st, i);
         const sr_ring *ring = sr_has_events(t) ? sr_events_ring(st, t) : NULL;
         if (ring != NULL) bytes += sr_events_bytes(ring->capacity);
     }
-    for (uint32_t i = 0; i < h->n_stripes; i++) {
-        const sr_stripe *s = (const sr_stripe *)sr_ptr(st, h->stripes_off) + i;
+    for (uint32_t i = 0; i < st->shape.n_stripes; i++) {
+        const sr_stripe *s = (const sr_stripe *)sr_known(st, st->shape.stripes_off) + i;
         bytes += s->slots_committed;
         for (uint32_t k = 0; k < s->n_indexes && k < 2; k++) {
             for (uint32_t l = 0; l < SR_TREE_LEVELS; l++) bytes += s->index[k].array_committed[l];
@@ -214,8 +219,9 @@ static int rebuild_table(sr_store *st, uint32_t table) {
 }
 
 static int repair_locked(sr_store *st) {
+    sr_shape_restore(st);
     sr_limiter_undo(st);
-    for (uint32_t i = 0; i < st->hdr->n_tables; i++) finish_reset(st, sr_table_at(st, i), i);
+    for (uint32_t i = 0; i < st->shape.n_tables; i++) finish_reset(st, sr_table_at(st, i), i);
     sr_reach r;
     int rc = sr_reach_begin(st, &r);
     if (rc == SR_SYS) return rc;
@@ -227,13 +233,24 @@ static int repair_locked(sr_store *st) {
     }
     recount_memory(st);
     rc = SR_OK;
-    for (uint32_t i = 0; i < st->hdr->n_tables && rc == SR_OK; i++) {
+    for (uint32_t i = 0; i < st->shape.n_tables && rc == SR_OK; i++) {
         if (!is_poisoned(sr_table_at(st, i))) rc = rebuild_table(st, i);
     }
     return rc;
 }
 
+/* What a repair read contradicts itself: no table is to be used again, and nobody repairs in vain.
+ * Under all locks. */
+static void give_up(sr_store *st) {
+    poison_all(st, SR_POISON_MEMORY);
+    atomic_store(&st->hdr->dirty, 0);
+    sr_unlock_all(st);
+    sr_unlock_untold(&st->hdr->repair_lock);
+    for (uint32_t i = 0; i < st->shape.n_tables; i++) sr_limiter_wake_all(sr_table_at(st, i));
+}
+
 int sr_repair(sr_store *st) {
+    SR_GUARDED(st, SR_CORRUPT)
     sr_header *h = st->hdr;
     int rc = sr_lock_anyway(&h->repair_lock);
     if (rc != SR_OK) return rc;
@@ -241,6 +258,7 @@ int sr_repair(sr_store *st) {
     if (atomic_load(&h->dirty) != 0) {
         rc = sr_lock_all_anyway(st);
         if (rc == SR_OK) {
+            if (sr_inside != NULL) sr_inside->leave = give_up;
             rc = repair_locked(st);
             if (rc == SR_OK) {
                 atomic_fetch_add_explicit(&h->repairs, 1, memory_order_relaxed);
@@ -251,8 +269,8 @@ int sr_repair(sr_store *st) {
             sr_unlock_all(st);
         }
     }
-    sr_unlock(&h->repair_lock);
-    for (uint32_t i = 0; i < h->n_tables && repaired; i++) {
+    sr_unlock_untold(&h->repair_lock);
+    for (uint32_t i = 0; i < st->shape.n_tables && repaired; i++) {
         sr_limiter_wake_all(sr_table_at(st, i));
     }
     return rc;

@@ -26,6 +26,7 @@ typedef struct {
 static void take(draw_ctx *c, const sr_slot *slot, double probability, int64_t table_size,
                  sr_sampled *out) {
     uint64_t ref = atomic_load_explicit(&slot->ref, memory_order_relaxed);
+    SR_ASSERT(ref != 0);
     out->key = slot->key;
     out->ref = ref;
     out->row_start = slot->row_start;
@@ -65,7 +66,10 @@ static void draw_many(draw_ctx *c, sr_stripe *s, uint32_t n, double scale, doubl
     double prob[BATCH_MAX];
     sr_index_sample(c->st, &s->index[s->sampler], (enum sr_selector)c->t->sampler_kind, &c->rng, n,
                     slots, prob);
-    for (uint32_t i = 0; i < n; i++) __builtin_prefetch(sr_slot_at(c->st, s, slots[i]), 1);
+    for (uint32_t i = 0; i < n; i++) {
+        SR_ASSERT(slots[i] < s->slots_used);
+        __builtin_prefetch(sr_slot_at(c->st, s, slots[i]), 1);
+    }
     for (uint32_t i = 0; i < n; i++) {
         uint64_t ref =
             atomic_load_explicit(&sr_slot_at(c->st, s, slots[i])->ref, memory_order_relaxed);
@@ -98,12 +102,13 @@ static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
         double prob;
         sr_index_sample(c->st, ix, (enum sr_selector)c->t->sampler_kind, &c->rng, 1, &number,
                         &prob);
+        SR_ASSERT(number < s->slots_used);
         sr_slot *slot = sr_slot_at(c->st, s, number);
         count_sample(c, slot);
         take(c, slot, prob, (int64_t)ix->count, &out[done++]);
         sr_events_spend(c->ses, c->t, 2);
         sr_events_stage(c->st, c->t, SR_EVENT_SAMPLE, slot, slot->ref);
-        if (slot->times_sampled == (uint32_t)most) {
+        if (slot->times_sampled >= (uint32_t)most) {
             c->removed++;
             /* Commits what is staged: the draw that took the item out, and that it went. */
             if ((c->status = sr_stripe_remove(c->st, c->t, s, number)) != SR_OK) break;
@@ -175,7 +180,11 @@ static uint32_t draw_round(draw_ctx *c, uint32_t n, uint32_t *where, sr_sampled 
     uint8_t stripe[BATCH_MAX];
     uint32_t mine[BATCH_MAX];
     uint32_t left = 0;
-    for (uint32_t i = 0; i < n; i++) stripe[i] = (uint8_t)pick_stripe(c, &m);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t k = pick_stripe(c, &m);
+        SR_ASSERT(k < c->t->n_stripes);
+        stripe[i] = (uint8_t)k;
+    }
     uint32_t wanted[BATCH_MAX];
     memcpy(wanted, where, n * sizeof *wanted);
     for (uint32_t k = 0; k < c->t->n_stripes && c->status == SR_OK; k++) {
@@ -230,6 +239,7 @@ static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
         read_masses(c, &m);
         if (m.size_total == 0 || !(m.total > 0)) break;
         uint32_t k = pick_stripe(c, &m);
+        SR_ASSERT(k < c->t->n_stripes);
         sr_stripe *s = sr_stripe_at(c->st, c->t, k);
         if ((c->status = sr_lock_stripe(c->st, c->t, s)) != SR_OK) break;
         sr_index *ix = &s->index[s->sampler];
@@ -238,12 +248,13 @@ static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
             double prob;
             sr_index_sample(c->st, ix, (enum sr_selector)c->t->sampler_kind, &c->rng, 1, &number,
                             &prob);
+            SR_ASSERT(number < s->slots_used);
             sr_slot *slot = sr_slot_at(c->st, s, number);
             count_sample(c, slot);
             double exact = even_probability(c, &m, k, ix);
             double p = exact > 0 ? exact : prob * m.mass[k] / m.total;
             take(c, slot, p, (int64_t)m.size_total, &out[done++]);
-            if (slot->times_sampled == (uint32_t)sr_max_times_sampled(c->t)) {
+            if (slot->times_sampled >= (uint32_t)sr_max_times_sampled(c->t)) {
                 c->removed++;
                 c->status = sr_stripe_remove(c->st, c->t, s, number);
             }
@@ -294,6 +305,7 @@ static int sample_some(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out,
 int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t *done,
               uint32_t *seq) {
     *done = 0;
+    SR_GUARDED_SES(ses)
     int rc = sr_table_usable(ses->st, table);
     if (rc != SR_OK) return rc;
     rc = sr_ledger_reserve(ses, n);
@@ -312,6 +324,7 @@ int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t
 int sr_pin(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys, sr_sampled *out,
            uint32_t *found) {
     *found = 0;
+    SR_GUARDED_SES(ses)
     int rc = sr_table_usable(ses->st, table);
     if (rc == SR_OK) rc = sr_ledger_reserve(ses, n);
     if (rc != SR_OK) return rc;

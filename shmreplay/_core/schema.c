@@ -10,16 +10,16 @@ static uint64_t hash_text(const char *text, uint64_t bytes) {
     return h;
 }
 
-static sr_schema *entries(const sr_store *st) { return sr_ptr(st, st->hdr->schemas_off); }
+static sr_schema *entries(const sr_store *st) { return sr_known(st, st->shape.schemas_off); }
 
 static uint32_t find(const sr_store *st, uint32_t n, uint64_t hash, const char *json,
                      uint64_t bytes) {
     const sr_schema *list = entries(st);
     for (uint32_t i = 0; i < n; i++) {
-        if (list[i].hash == hash && list[i].bytes == bytes &&
-            memcmp(sr_ptr(st, list[i].off), json, bytes) == 0) {
-            return i;
-        }
+        if (list[i].hash != hash || list[i].bytes != bytes) continue;
+        const char *text = sr_at(st, list[i].off, bytes);
+        SR_ASSERT(text != NULL);
+        if (memcmp(text, json, bytes) == 0) return i;
     }
     return SR_NONE;
 }
@@ -29,6 +29,7 @@ static int append(sr_store *st, uint64_t hash, const char *json, uint64_t bytes,
     int rc = sr_lock(st, &h->schema_lock);
     if (rc != SR_OK) return rc;
     uint32_t n = atomic_load_explicit(&h->n_schemas, memory_order_relaxed);
+    SR_ASSERT(n <= SR_SCHEMAS_MAX);
     *id = find(st, n, hash, json, bytes);
     uint64_t off = 0;
     if (*id == SR_NONE && n >= SR_SCHEMAS_MAX) rc = SR_LIMIT;
@@ -46,8 +47,10 @@ static int append(sr_store *st, uint64_t hash, const char *json, uint64_t bytes,
 }
 
 int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *id) {
+    SR_GUARDED(st, SR_CORRUPT)
     uint64_t hash = hash_text(json, bytes);
     uint32_t n = atomic_load_explicit(&st->hdr->n_schemas, memory_order_acquire);
+    SR_ASSERT(n <= SR_SCHEMAS_MAX);
     *id = find(st, n, hash, json, bytes);
     if (*id != SR_NONE) return SR_OK;
     int rc = append(st, hash, json, bytes, id);
@@ -59,8 +62,12 @@ int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *i
 }
 
 const char *sr_schema_text(const sr_store *st, uint32_t id, uint64_t *bytes) {
-    if (id >= atomic_load_explicit(&st->hdr->n_schemas, memory_order_acquire)) return NULL;
+    if (id >= SR_SCHEMAS_MAX ||
+        id >= atomic_load_explicit(&st->hdr->n_schemas, memory_order_acquire)) {
+        return NULL;
+    }
     const sr_schema *s = &entries(st)[id];
     *bytes = s->bytes;
-    return sr_at(st, s->off, s->bytes);
+    const char *text = sr_at(st, s->off, s->bytes);
+    return text != NULL && hash_text(text, s->bytes) == s->hash ? text : NULL;
 }

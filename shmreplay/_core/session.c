@@ -12,8 +12,8 @@
 #include <time.h>
 
 static sr_participant *participant_at(const sr_store *st, uint32_t number) {
-    if (number >= st->hdr->n_participants) return NULL;
-    return (sr_participant *)sr_ptr(st, st->hdr->participants_off) + number;
+    if (number >= st->shape.n_participants) return NULL;
+    return (sr_participant *)sr_known(st, st->shape.participants_off) + number;
 }
 
 int sr_participant_set(sr_store *st, uint32_t number, uint32_t pid, uint64_t start_ticks,
@@ -56,7 +56,8 @@ static void vacate(sr_session *s) {
 }
 
 int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kind, sr_ses *out) {
-    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+    SR_GUARDED(st, SR_CORRUPT)
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         sr_session *s = sr_session_at(st, i);
         uint32_t expected = 0, claim = SR_CLAIMED | participant << 2;
         if (!atomic_compare_exchange_strong_explicit(&s->state, &expected, claim,
@@ -69,7 +70,7 @@ int sr_session_open(sr_store *st, uint32_t participant, enum sr_session_kind kin
          * free. */
         s->stripe_hint =
             atomic_fetch_add_explicit(&st->hdr->opened[kind & 3u], 1, memory_order_relaxed);
-        s->arena = s->stripe_hint % st->hdr->n_arenas;
+        s->arena = s->stripe_hint % st->shape.n_arenas;
         atomic_store_explicit(&s->table, SR_NONE, memory_order_relaxed);
         s->reserved_inserts = s->reserved_samples = 0;
         s->owed_inserts = s->owed_samples = s->owed_deletes = 0;
@@ -95,8 +96,8 @@ static int close_session(sr_ses *ses) {
     sr_store *st = ses->st;
     sr_session *s = ses->shared;
     int result = SR_OK;
-    for (uint32_t p = 0; p < s->ledger_cap; p++) {
-        const uint64_t *list = sr_ptr(st, s->ledger_off);
+    for (uint32_t p = 0; p < ses->ledger_cap; p++) {
+        const uint64_t *list = sr_ptr(st, ses->ledger_off);
         if (list[p] == 0) continue;
         int rc = sr_release(ses, 1, &p);
         if (rc != SR_OK) result = rc;
@@ -104,7 +105,7 @@ static int close_session(sr_ses *ses) {
     sr_begin(ses, SR_BUSY_LEDGER);
     int rc = sr_lock_session(ses);
     if (rc == SR_OK) {
-        uint64_t spare = s->ledger_off != sr_own_ledger(st, s) ? s->ledger_off : 0;
+        uint64_t spare = ses->ledger_off != sr_own_ledger(st, s) ? ses->ledger_off : 0;
         atomic_store_explicit(&s->inflight[1], spare, memory_order_release);
         s->ledger_used = 0;
         s->ledger_cap = 0;
@@ -116,12 +117,15 @@ static int close_session(sr_ses *ses) {
     sr_end(ses);
     free(ses->free_stack);
     ses->free_stack = NULL;
-    ses->n_free = 0;
+    ses->n_free = ses->ledger_cap = 0;
     vacate(s);
     return result;
 }
 
-int sr_session_close(sr_ses *ses) { return close_session(ses); }
+int sr_session_close(sr_ses *ses) {
+    SR_GUARDED_SES(ses)
+    return close_session(ses);
+}
 
 void sr_session_abandon(sr_ses *ses) {
     free(ses->free_stack);
@@ -156,10 +160,22 @@ static int finish_operation(sr_store *st, sr_session *s) {
     return rc;
 }
 
+int sr_session_finish(sr_ses *ses) { return finish_operation(ses->st, ses->shared); }
+
+/* Is this a ledger that a session may have? */
+static int ledger_ok(const sr_store *st, const sr_session *s) {
+    if (s->ledger_off == 0) return s->ledger_cap == 0;
+    if (s->ledger_off == sr_own_ledger(st, s)) return s->ledger_cap <= SR_OWN_LEDGER;
+    return sr_alloc_kind(st, s->ledger_off) == SR_KIND_LEDGER &&
+           sr_alloc_bytes(st, s->ledger_off) / sizeof(uint64_t) >= s->ledger_cap;
+}
+
 static int reclaim_session(sr_store *st, sr_session *s, uint32_t number) {
     int rc = finish_operation(st, s);
     if (rc != SR_OK) return rc;
-    sr_ses dead = {.st = st, .shared = s, .number = number};
+    SR_ASSERT(ledger_ok(st, s));
+    sr_ses dead = {.st = st, .shared = s, .number = number, .ledger_off = s->ledger_off,
+                   .ledger_cap = s->ledger_cap};
     dead.free_stack = SR_FAULT_POINT("malloc")
                           ? NULL
                           : malloc((s->ledger_cap + 1ull) * sizeof *dead.free_stack);
@@ -175,6 +191,7 @@ static int belongs(const sr_session *s, uint32_t participant) {
 }
 
 int sr_participant_reclaim(sr_store *st, uint32_t number) {
+    SR_GUARDED(st, SR_CORRUPT)
     sr_participant *p = participant_at(st, number);
     if (p == NULL) return SR_INVALID;
     /* It may have died inside a lock that nobody has come to since, with its ledger and the counts
@@ -184,7 +201,7 @@ int sr_participant_reclaim(sr_store *st, uint32_t number) {
     sr_unlock_all(st);
     int freed = 0;
     int broken = 0;
-    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         sr_session *s = sr_session_at(st, i);
         if (!belongs(s, number)) continue;
         rc = reclaim_session(st, s, i);

@@ -17,6 +17,7 @@
 
 #include <stdint.h>
 
+#include "handles.h"
 #include "layout.h"
 
 enum sr_status {
@@ -40,26 +41,6 @@ typedef struct {
     int sys_errno;
 } sr_detail;
 sr_detail *sr_last_detail(void);
-
-/* A process's view of one store. */
-typedef struct {
-    char *base;
-    uint64_t bytes;
-    int fd;
-    sr_header *hdr;
-    _Atomic uint64_t *touched; /* a bit a page: this process has mapped it; NULL: not kept */
-} sr_store;
-
-/* A process's hold on one session of the store. Not shared. */
-typedef struct {
-    sr_store *st;
-    sr_session *shared;
-    uint32_t number;
-    int behind;           /* 1: the last refusal was for want of room for events */
-    uint32_t room_seq, sample_seq; /* then: insert_seq and sample_seq of the table */
-    uint32_t n_free;      /* free ledger positions, a stack */
-    uint32_t *free_stack; /* [ledger_cap] */
-} sr_ses;
 
 /* ---------------------------------------------------------------- store */
 
@@ -151,7 +132,8 @@ int sr_repair(sr_store *st);
 /* Find or append. `*id` is valid for the life of the store. SR_OK, SR_LIMIT, SR_FULL,
  * SR_NOSPACE, SR_CORRUPT. Takes the schema lock, then an arena lock. */
 int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *id);
-/* Text of schema `id`, NULL if there is none. No lock: entries never change. */
+/* Text of schema `id`, NULL if there is none, or it is not what was written. No lock: entries never
+ * change. */
 const char *sr_schema_text(const sr_store *st, uint32_t id, uint64_t *bytes);
 
 /* -------------------------------------------------- references: a session's ledger */
@@ -175,17 +157,20 @@ int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32
                  uint64_t *off, uint32_t *position);
 /* Bytes that sr_block_new will ask for. */
 uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap);
-/* Number of columns of a block. */
+/* Number of columns of a block; 0: no sound block lies there. */
 uint32_t sr_block_columns(const sr_store *st, uint64_t block);
-/* Address of a cell; for the owner of the block (rows >= published may be written, rows below
- * only read). */
-void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row);
+/* Address of a cell and those of the next count - 1 rows, of row_bytes each; for the owner of the
+ * block (rows >= published may be written, rows below only read). NULL: the block has no such
+ * cells, or is damaged. */
+void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row, uint32_t count,
+                    uint64_t row_bytes);
 /* Publish rows [published, published + n) as rows of `episode`. Only the block's writer. SR_OK,
  * SR_CORRUPT or SR_SYS: nothing published. */
 int sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode);
-/* Copy n row parts into the next row of the block (src[c] has row_bytes[c] bytes) and publish
- * it: as sr_block_publish. */
-int sr_block_append(sr_ses *ses, uint64_t block, const void *const *src, uint64_t episode);
+/* Copy n_cols row parts into the next row of the block (src[c] has row_bytes[c] bytes, all of them
+ * `bytes`) and publish it: as sr_block_publish. */
+int sr_block_append(sr_ses *ses, uint64_t block, uint32_t n_cols, uint64_t bytes,
+                    const void *const *src, uint64_t episode);
 
 /* One run of rows of a column, as the writer describes a trajectory. */
 typedef struct {
@@ -351,7 +336,8 @@ int sr_events_unserve(sr_store *st, uint32_t table, uint64_t server);
 
 /* ---------------------------------------------------------------- reading */
 
-/* Length (rows) and squeeze of column c of a pinned item; bytes of one row. */
+/* Number of columns of a pinned item, 0 where it is damaged. Of column c: length (rows) and
+ * squeeze; bytes of one row. SR_OK, SR_INVALID (no such column), SR_CORRUPT. */
 uint32_t sr_item_columns(const sr_store *st, const sr_sampled *item);
 int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t *length_flags,
                    uint64_t *row_bytes);
@@ -359,7 +345,7 @@ int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint3
 const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c);
 /* Copy column c of each of n pinned items: dst[c] + i * bytes[c], where bytes[c] = length *
  * row_bytes. Every item must have n_cols columns and these byte counts: SR_INVALID names the
- * first that has not in *bad. Runs without locks. */
+ * first that has not in *bad, SR_CORRUPT one that is damaged. Runs without locks. */
 int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
               char *const *dst, const uint64_t *bytes, uint32_t *bad);
 

@@ -28,9 +28,10 @@ static int note_object(sr_ses *ses, uint64_t off, enum sr_kind kind, uint32_t *p
 }
 
 int sr_episode_new(sr_ses *ses, uint64_t id, uint64_t *off, uint32_t *position) {
+    SR_GUARDED_SES(ses)
     int rc = sr_ledger_reserve(ses, 1);
     if (rc != SR_OK) return rc;
-    uint64_t bytes = sizeof(sr_episode) + ses->st->hdr->n_tables * sizeof(uint32_t);
+    uint64_t bytes = sizeof(sr_episode) + ses->st->shape.n_tables * sizeof(uint32_t);
     rc = new_object(ses, SR_KIND_EPISODE, bytes, off);
     if (rc != SR_OK) return rc;
     sr_episode *e = sr_ptr(ses->st, *off);
@@ -63,6 +64,7 @@ uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t row
 
 int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
                  uint64_t *off, uint32_t *position) {
+    SR_GUARDED_SES(ses)
     if (n_cols == 0 || n_cols > SR_COLUMNS_MAX || rows_cap == 0) return SR_INVALID;
     uint64_t episodes_off;
     uint64_t bytes = lay_out(n_cols, row_bytes, rows_cap, NULL, &episodes_off);
@@ -85,67 +87,89 @@ int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32
 }
 
 uint32_t sr_block_columns(const sr_store *st, uint64_t block) {
-    return ((const sr_block *)sr_ptr(st, block))->n_cols;
+    return sr_block_sound(st, block) ? ((const sr_block *)sr_ptr(st, block))->n_cols : 0;
 }
 
-void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row) {
-    sr_block *b = sr_ptr(st, block);
-    SR_ASSERT(b->kind == SR_KIND_BLOCK);
-    SR_ASSERT(col < b->n_cols && row < b->rows_cap);
-    const sr_block_col *c = &sr_block_cols(b)[col];
-    return (char *)b + c->off + c->row_bytes * row;
+void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row, uint32_t count,
+                    uint64_t row_bytes) {
+    if (SR_UNLIKELY(!sr_block_sound(st, block))) return NULL;
+    const sr_block *b = sr_ptr(st, block);
+    if (row >= b->rows_cap || count > b->rows_cap - row) return NULL;
+    uint64_t found;
+    void *cell = sr_block_rows(b, col, row, count, &found);
+    return cell != NULL && found == row_bytes ? cell : NULL;
 }
 
-int sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode) {
-    sr_block *b = sr_ptr(ses->st, block);
-    uint64_t *episodes = (uint64_t *)((char *)b + b->episodes_off);
+static void publish(sr_block *b, uint32_t n, uint64_t episode) {
+    uint64_t *episodes = (uint64_t *)(void *)((char *)b + b->episodes_off);
     uint32_t first = atomic_load_explicit(&b->published, memory_order_relaxed);
-    SR_ASSERT(n > 0 && n <= b->rows_cap - first);
-    /* The writer holds the episode, so that it is alive. A block counts once in it for each run of
-     * its rows: where a run begins, count and rows change under one lock. */
-    int begins = first == 0 || episodes[first - 1] != episode;
-    if (begins) {
-        sr_begin(ses, SR_BUSY_BLOCK);
-        int rc = sr_lock_session(ses);
-        if (rc != SR_OK) {
-            sr_end(ses);
-            return rc;
-        }
-        sr_ref_retain(ses->st, SR_REF(episode, SR_KIND_EPISODE));
-    }
     for (uint32_t r = 0; r < n; r++) episodes[first + r] = episode;
     /* SYNC POINT: release: whoever reads `published` sees the rows below it whole, and they
      * never change again. */
     atomic_store_explicit(&b->published, first + n, memory_order_release);
-    if (begins) {
+}
+
+/* The writer holds the episode, so that it is alive. A block counts once in it for each run of its
+ * rows: where a run begins, count and rows change under one lock. */
+static int publish_run(sr_ses *ses, sr_block *b, uint32_t n, uint64_t episode) {
+    SR_GUARDED_SES(ses)
+    sr_begin(ses, SR_BUSY_BLOCK);
+    int rc = sr_lock_session(ses);
+    if (rc == SR_OK) {
+        sr_ref_retain(ses->st, SR_REF(episode, SR_KIND_EPISODE));
+        publish(b, n, episode);
         sr_unlock_session(ses);
-        sr_end(ses);
     }
+    sr_end(ses);
+    return rc;
+}
+
+/* The block, if it has room for n more rows; NULL: it is damaged, or has not. */
+static sr_block *writable(const sr_store *st, uint64_t block, uint32_t n) {
+    if (SR_UNLIKELY(!sr_block_sound(st, block))) return NULL;
+    sr_block *b = sr_ptr(st, block);
+    uint32_t rows = atomic_load_explicit(&b->published, memory_order_relaxed);
+    return n > 0 && n <= b->rows_cap - rows ? b : NULL;
+}
+
+static int publish_rows(sr_ses *ses, sr_block *b, uint32_t n, uint64_t episode) {
+    const uint64_t *episodes = (const uint64_t *)(void *)((char *)b + b->episodes_off);
+    uint32_t first = atomic_load_explicit(&b->published, memory_order_relaxed);
+    if (first == 0 || episodes[first - 1] != episode) return publish_run(ses, b, n, episode);
+    publish(b, n, episode);
     return SR_OK;
 }
 
-int sr_block_append(sr_ses *ses, uint64_t block, const void *const *src, uint64_t episode) {
-    sr_block *b = sr_ptr(ses->st, block);
+int sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode) {
+    sr_block *b = writable(ses->st, block, n);
+    return b == NULL ? SR_CORRUPT : publish_rows(ses, b, n, episode);
+}
+
+/* No guard: of most steps nothing is looked at that would need one. */
+int sr_block_append(sr_ses *ses, uint64_t block, uint32_t n_cols, uint64_t bytes,
+                    const void *const *src, uint64_t episode) {
+    sr_block *b = writable(ses->st, block, 1);
+    if (SR_UNLIKELY(b == NULL || b->n_cols != n_cols)) return SR_CORRUPT;
     const sr_block_col *cols = sr_block_cols(b);
     uint32_t row = atomic_load_explicit(&b->published, memory_order_relaxed);
-    SR_ASSERT(row < b->rows_cap);
-    uint64_t bytes = 0;
-    for (uint32_t c = 0; c < b->n_cols; c++) {
-        sr_copy((char *)b + cols[c].off + cols[c].row_bytes * row, src[c], cols[c].row_bytes);
-        bytes += cols[c].row_bytes;
+    uint64_t sum = 0, row_bytes;
+    for (uint32_t c = 0; c < n_cols; c++) sum += cols[c].row_bytes;
+    if (SR_UNLIKELY(sum != bytes)) return SR_CORRUPT; /* what the caller has may be shorter */
+    for (uint32_t c = 0; c < n_cols; c++) {
+        char *to = sr_block_rows(b, c, row, 1, &row_bytes);
+        if (SR_UNLIKELY(to == NULL)) return SR_CORRUPT;
+        sr_copy(to, src[c], row_bytes);
     }
     atomic_fetch_add_explicit(&ses->shared->bytes_in, bytes, memory_order_relaxed);
-    return sr_block_publish(ses, block, 1, episode);
+    return publish_rows(ses, b, 1, episode);
 }
 
 /* Are these runs inside published rows of live blocks? */
 static int runs_ok(const sr_store *st, const sr_run *runs, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
-        const sr_block *b = sr_at(st, runs[i].block, sizeof *b);
-        if (b == NULL || b->kind != SR_KIND_BLOCK || runs[i].col >= b->n_cols ||
-            runs[i].count == 0) {
-            return 0;
-        }
+        if (runs[i].block == 0 || !sr_block_sound(st, runs[i].block)) return 0;
+        const sr_block *b = sr_ptr(st, runs[i].block);
+        if (runs[i].col >= b->n_cols || runs[i].count == 0) return 0;
         int64_t last = (int64_t)runs[i].start + (int64_t)runs[i].stride * (runs[i].count - 1);
         uint32_t rows = atomic_load_explicit(&b->published, memory_order_acquire);
         if (runs[i].start >= rows || last < 0 || last >= (int64_t)rows) return 0;
@@ -203,6 +227,7 @@ static uint32_t number_blocks(const sr_run *runs, uint32_t n_runs, uint64_t *blo
 
 int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags,
                 const sr_run *runs, uint64_t *off, uint32_t *position) {
+    SR_GUARDED_SES(ses)
     sr_store *st = ses->st;
     uint32_t n_runs = first_run[n_cols];
     if (n_cols == 0 || n_cols > SR_COLUMNS_MAX || n_runs == 0 || n_runs > 0xffffu ||

@@ -5,6 +5,7 @@
 #include "ledger.h"
 #include "limiter.h"
 #include "lock.h"
+#include "shape.h"
 #include "stripe.h"
 #include "table.h"
 
@@ -110,12 +111,12 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
     t->sampler_exponent = cfg->sampler_exponent;
     t->remover_exponent = cfg->remover_exponent;
     t->max_size = cfg->max_size;
-    t->max_size_limit = sr_stripe_max_size_limit(cfg, st->hdr->capacity_bytes);
+    t->max_size_limit = sr_stripe_max_size_limit(cfg, st->shape.capacity_bytes);
     atomic_store(&t->max_times_sampled, cfg->max_times_sampled);
     t->n_stripes = cfg->n_stripes;
     t->first_stripe = first_stripe;
     memcpy(t->name, cfg->name, sizeof t->name);
-    uint64_t slots = sr_stripe_slots_max(cfg, st->hdr->capacity_bytes);
+    uint64_t slots = sr_stripe_slots_max(cfg, st->shape.capacity_bytes);
     t->slot_bits = 64u - (uint32_t)__builtin_clzll(slots);
     t->stripe_bits = t->n_stripes > 1 ? 32u - (uint32_t)__builtin_clz(t->n_stripes - 1) : 0;
     for (uint32_t k = 0; k < t->n_stripes; k++) {
@@ -142,6 +143,13 @@ static void keep_pages(sr_store *st) {
 void sr_store_detach(sr_store *st) {
     free((void *)st->touched);
     st->touched = NULL;
+    sr_shape_drop(st);
+}
+
+/* Of the header: what never changes, and is read from the process's own memory. */
+static void keep_header(sr_store *st) {
+    memcpy(&st->shape.layout_version, &st->hdr->layout_version,
+           offsetof(sr_header, seal) + sizeof st->shape.seal - offsetof(sr_header, layout_version));
 }
 
 static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) {
@@ -242,9 +250,12 @@ int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_con
     clock_gettime(CLOCK_REALTIME, &ts);
     h->created_ns = (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
     atomic_store(&h->committed_bytes, p.fixed_end);
+    keep_header(st);
     keep_pages(st);
     rc = format_regions(st, cfg, tables, &p, config_json);
+    if (rc == SR_OK) rc = sr_shape_keep(st);
     if (rc != SR_OK) return rc;
+    h->seal = st->shape.seal = sr_shape_seal(st);
     atomic_store(&h->state, SR_STATE_OPEN);
     /* SYNC POINT: release: whoever sees the magic sees a store that is laid out. */
     atomic_store_explicit(&h->magic, SR_MAGIC, memory_order_release);
@@ -267,7 +278,7 @@ int sr_store_attach(sr_store *st) {
         return SR_VERSION;
     }
     if (h->file_bytes != st->bytes || h->n_tables == 0 || h->n_tables > SR_TABLES_MAX ||
-        h->n_arenas == 0 || h->n_arenas > SR_ARENAS_MAX ||
+        h->n_arenas == 0 || h->n_arenas > SR_ARENAS_MAX || h->n_stripes > SR_LOCKS_MAX ||
         !region_ok(st, h->participants_off, h->n_participants, sizeof(sr_participant)) ||
         !region_ok(st, h->sessions_off, h->n_sessions, sizeof(sr_session)) ||
         !region_ok(st, h->tables_off, h->n_tables, sizeof(sr_table)) ||
@@ -279,23 +290,21 @@ int sr_store_attach(sr_store *st) {
         return SR_CORRUPT;
     }
     st->hdr = h;
-    keep_pages(st);
-    for (uint32_t i = 0; i < h->n_tables; i++) {
-        const sr_table *t = sr_table_at(st, i);
-        if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX ||
-            t->n_stripes > h->n_stripes ||
-            t->first_stripe > h->n_stripes - t->n_stripes ||
-            (sr_has_events(t) && sr_events_ring(st, t) == NULL)) {
-            return SR_CORRUPT;
-        }
+    keep_header(st);
+    int rc = sr_shape_keep(st);
+    if (rc == SR_OK && sr_shape_seal(st) != st->shape.seal) rc = SR_CORRUPT;
+    if (rc != SR_OK) {
+        sr_shape_drop(st);
+        return rc;
     }
+    keep_pages(st);
     return SR_OK;
 }
 
 void sr_store_close(sr_store *st) {
     sr_header *h = st->hdr;
     atomic_store(&h->state, SR_STATE_CLOSED);
-    for (uint32_t i = 0; i < h->n_tables; i++) {
+    for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         sr_table *t = sr_table_at(st, i);
         sr_futex_wake(&t->insert_seq, &t->insert_waiters, UINT32_MAX);
         sr_futex_wake(&t->sample_seq, &t->sample_waiters, UINT32_MAX);
@@ -312,18 +321,19 @@ void sr_store_set_port(sr_store *st, uint32_t port) { atomic_store(&st->hdr->por
 uint32_t sr_store_port(const sr_store *st) { return atomic_load(&st->hdr->port); }
 
 int sr_store_get_stats(sr_store *st, sr_store_stats *out) {
+    SR_GUARDED(st, SR_CORRUPT)
     const sr_header *h = st->hdr;
     memset(out, 0, sizeof *out);
-    out->capacity = h->capacity_bytes;
+    out->capacity = st->shape.capacity_bytes;
     out->committed = atomic_load_explicit(&h->committed_bytes, memory_order_relaxed);
-    out->fixed = sr_align(h->config_off + h->config_bytes, SR_PAGE);
+    out->fixed = sr_align(st->shape.config_off + st->shape.config_bytes, SR_PAGE);
     out->repairs = atomic_load_explicit(&h->repairs, memory_order_relaxed);
-    for (uint32_t i = 0; i < h->n_tables; i++) {
+    for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         const sr_table *t = sr_table_at(st, i);
         out->poisoned += atomic_load_explicit(&t->poisoned, memory_order_relaxed) != SR_SOUND;
     }
     out->closed = (uint32_t)sr_store_is_closed(st);
-    for (uint32_t i = 0; i < h->n_arenas; i++) {
+    for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
         sr_arena *a = sr_arena_at(st, i);
         int rc = sr_lock(st, &a->lock);
         if (rc != SR_OK) return rc;
@@ -336,18 +346,19 @@ int sr_store_get_stats(sr_store *st, sr_store_stats *out) {
     /* Commits in progress are charged before they are recorded: never below zero. */
     uint64_t known = out->fixed + out->arena_committed;
     out->index_committed = out->committed > known ? out->committed - known : 0;
-    const sr_participant *p = sr_ptr(st, h->participants_off);
-    for (uint32_t i = 0; i < h->n_participants; i++) {
+    const sr_participant *p = sr_known(st, st->shape.participants_off);
+    for (uint32_t i = 0; i < st->shape.n_participants; i++) {
         out->participants += atomic_load_explicit(&p[i].state, memory_order_relaxed) != 0;
     }
-    const sr_session *s = sr_ptr(st, h->sessions_off);
-    for (uint32_t i = 0; i < h->n_sessions; i++) {
+    const sr_session *s = sr_known(st, st->shape.sessions_off);
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         out->sessions += atomic_load_explicit(&s[i].state, memory_order_relaxed) != 0;
     }
     return SR_OK;
 }
 
 int sr_committer_step(sr_store *st) {
+    SR_GUARDED(st, SR_CORRUPT)
     uint32_t seq = atomic_load(&st->hdr->commit_seq);
     int added = sr_commit_ahead(st);
     if (added == SR_DIRTY) return sr_repair(st);

@@ -4,6 +4,7 @@
 #include "events.h"
 #include "index.h"
 #include "lock.h"
+#include "shape.h"
 #include "steps.h"
 #include "table.h"
 
@@ -74,10 +75,17 @@ int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uin
     return SR_OK;
 }
 
+/* Is it what it was? Once a call, however often it locks the stripe. */
+static void look_at(const sr_store *st, const sr_stripe *s) {
+    SR_ASSERT(sr_shape_stripe_ok(st, s));
+    if (sr_inside != NULL) sr_inside->sound = s;
+}
+
 int sr_lock_stripe(sr_store *st, const sr_table *t, sr_stripe *s) {
     int rc = sr_lock(st, &s->lock);
     if (SR_UNLIKELY(rc != SR_OK)) return rc;
     if (SR_LIKELY(atomic_load_explicit(&t->poisoned, memory_order_relaxed) == SR_SOUND)) {
+        if (SR_CRASH_SAFE && (sr_inside == NULL || sr_inside->sound != s)) look_at(st, s);
         return SR_OK;
     }
     sr_unlock(&s->lock);
@@ -119,7 +127,7 @@ static int grow(sr_store *st, sr_stripe *s) {
 
 void sr_stripe_touch(sr_store *st, const sr_stripe *s) {
     uint64_t bytes = __atomic_load_n(&s->slots_committed, __ATOMIC_RELAXED);
-    if (bytes == 0 || st->touched == NULL) return;
+    if (bytes == 0 || st->touched == NULL || sr_at(st, s->slots_off, bytes) == NULL) return;
     /* What was committed last tells whether there is anything new. */
     uint64_t last = (s->slots_off + bytes - 1) / SR_PAGE;
     uint64_t bits = atomic_load_explicit(&st->touched[last >> 6], memory_order_relaxed);
@@ -129,7 +137,10 @@ void sr_stripe_touch(sr_store *st, const sr_stripe *s) {
 int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot) {
     if (s->free_head != SR_NONE) {
         *slot = s->free_head;
-        s->free_head = sr_slot_at(st, s, *slot)->row_start;
+        SR_ASSERT(*slot < s->slots_used);
+        const sr_slot *p = sr_slot_at(st, s, *slot);
+        SR_ASSERT(!sr_slot_live(p));
+        s->free_head = p->row_start;
         return SR_OK;
     }
     if (s->slots_used >= s->slots_max ||
@@ -150,7 +161,7 @@ static uint64_t next_key(const sr_store *st, const sr_table *t, const sr_stripe 
     }
     /* The first generation differs from one store to the next, so that keys of a store that is
      * gone miss. */
-    uint64_t seed = st->hdr->generation;
+    uint64_t seed = st->shape.generation;
     uint64_t generation = (sr_splitmix64(&seed) & ((1ull << (63 - low)) - 1)) | 1;
     return generation << low | (uint64_t)s->table << (t->slot_bits + t->stripe_bits) |
            (uint64_t)s->number << t->slot_bits | slot;
@@ -201,6 +212,7 @@ static int drop(sr_store *st, uint64_t ref) {
 }
 
 int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot) {
+    SR_ASSERT(slot < s->slots_used);
     sr_slot *p = sr_slot_at(st, s, slot);
     uint64_t ref = atomic_load_explicit(&p->ref, memory_order_relaxed);
     SR_ASSERT(ref != 0);
@@ -258,6 +270,7 @@ void sr_stripe_hints(sr_store *st, sr_stripe *s) {
         sr_store_double(&s->remover_mass_bits, sr_index_mass(st, remover));
     }
     if (remover->kind == SR_SEL_FIFO || remover->kind == SR_SEL_LIFO) {
+        SR_ASSERT(remover->head == SR_NONE || remover->head < s->slots_used);
         uint64_t seq =
             remover->head == SR_NONE ? UINT64_MAX : sr_slot_at(st, s, remover->head)->seq;
         atomic_store_explicit(&s->oldest_seq, seq, memory_order_relaxed);

@@ -14,7 +14,7 @@ int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uin
                    uint64_t region, uint64_t slots_max);
 
 static inline sr_slot *sr_slot_at(const sr_store *st, const sr_stripe *s, uint32_t slot) {
-    return (sr_slot *)sr_ptr(st, s->slots_off) + slot;
+    return (sr_slot *)sr_known(st, s->slots_off) + slot;
 }
 static inline int sr_slot_live(const sr_slot *slot) {
     return atomic_load_explicit(&slot->ref, memory_order_relaxed) != 0;

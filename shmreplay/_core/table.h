@@ -5,11 +5,13 @@
 #include "internal.h"
 
 static inline sr_table *sr_table_at(const sr_store *st, uint32_t table) {
-    if (SR_UNLIKELY(table >= st->hdr->n_tables)) return NULL;
-    return (sr_table *)sr_ptr(st, st->hdr->tables_off) + table;
+    if (SR_UNLIKELY(table >= st->shape.n_tables)) return NULL;
+    return (sr_table *)sr_known(st, st->shape.tables_off) + table;
 }
 static inline sr_stripe *sr_stripe_at(const sr_store *st, const sr_table *t, uint32_t stripe) {
-    return (sr_stripe *)sr_ptr(st, st->hdr->stripes_off) + t->first_stripe + stripe;
+    uint32_t number = t->first_stripe + stripe;
+    SR_ASSERT(number < st->shape.n_stripes);
+    return (sr_stripe *)sr_known(st, st->shape.stripes_off) + number;
 }
 /* Does the set of victims not depend on what else came in between? */
 static inline int sr_remover_keeps_order(const sr_table *t) {
@@ -35,6 +37,22 @@ static inline void sr_see_priority(sr_table *t, double priority) {
 static inline int32_t sr_max_times_sampled(const sr_table *t) {
     return atomic_load_explicit(&t->max_times_sampled, memory_order_relaxed);
 }
+/* What an operation of this session that a failed check cut short left to be done: as for a dead
+ * owner. SR_OK at once where there was none. */
+int sr_session_finish(sr_ses *ses);
+/* SR_GUARDED for functions of a session that give a status. */
+#ifdef SR_FRAGILE
+#define SR_GUARDED_SES(ses) (void)(ses);
+#else
+#define SR_GUARDED_SES(ses)                                                              \
+    SR_GUARDED((ses)->st, SR_CORRUPT)                                                    \
+    if (SR_UNLIKELY(sr_inside == &guard_ &&                                              \
+                    atomic_load_explicit(&(ses)->shared->busy, memory_order_relaxed))) { \
+        int finished_ = sr_session_finish(ses);                                          \
+        if (finished_ != SR_OK) return finished_;                                        \
+    }
+#endif
+
 /* SR_OK, or why no operation may start: SR_CLOSED, SR_CORRUPT (poisoned), SR_INVALID (no such
  * table). */
 int sr_table_usable(const sr_store *st, uint32_t table);

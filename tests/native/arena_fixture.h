@@ -34,13 +34,13 @@ static inline void store_map(sr_store *st, int fd, uint64_t bytes, uint64_t capa
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     CHECK(base != MAP_FAILED);
     *st = (sr_store){.base = base, .bytes = bytes, .fd = fd, .hdr = base};
-    st->hdr->capacity_bytes = capacity;
-    st->hdr->extent_bytes = extent;
-    st->hdr->arenas_off = SR_PAGE;
-    st->hdr->n_arenas = n_arenas;
+    st->shape.capacity_bytes = capacity;
+    st->shape.extent_bytes = extent;
+    st->shape.arenas_off = SR_PAGE;
+    st->shape.n_arenas = n_arenas;
     uint64_t span = (bytes - FIXED) / n_arenas / SR_PAGE * SR_PAGE;
     for (uint32_t i = 0; i < n_arenas; i++) {
-        sr_arena *a = (sr_arena *)sr_ptr(st, st->hdr->arenas_off) + i;
+        sr_arena *a = (sr_arena *)sr_ptr(st, st->shape.arenas_off) + i;
         sr_arena_init(st, a, FIXED + i * span, FIXED + (i + 1) * span);
     }
 }
@@ -58,7 +58,7 @@ static inline void store_close(sr_store *st) {
 }
 
 static inline sr_arena *arena_at(const sr_store *st, uint32_t i) {
-    return (sr_arena *)sr_ptr(st, st->hdr->arenas_off) + i;
+    return (sr_arena *)sr_ptr(st, st->shape.arenas_off) + i;
 }
 static inline sr_chunk *chunk_of(const sr_store *st, uint64_t off) {
     return sr_ptr(st, off - HEAD);
@@ -82,7 +82,7 @@ static inline void check_empty(sr_store *st, uint32_t i) {
 
 static inline void check_charges(const sr_store *st) {
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < st->hdr->n_arenas; i++) {
+    for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
         sum += arena_at(st, i)->committed_end - arena_at(st, i)->start;
     }
     CHECK(sum == atomic_load(&st->hdr->committed_bytes));

@@ -42,9 +42,9 @@ static uint32_t n_failures;
 /* ---------------------------------------------------------------- which bytes */
 
 static int is_lock(const sr_store *st, uint64_t off) {
-    const sr_header *h = st->hdr;
+    const sr_header *h = &st->shape;
     const char *at = st->base + off;
-    const char *m = (const char *)&h->schema_lock; /* the one for repairs follows it */
+    const char *m = (const char *)&st->hdr->schema_lock; /* the one for repairs follows it */
     if (at >= m && at < m + 2 * sizeof(sr_mutex)) return 1;
     m = (const char *)sr_session_lock(st, 0);
     if (at >= m && at < m + SR_SESSION_LOCKS * sizeof(sr_mutex)) return 1;
@@ -65,7 +65,7 @@ static int is_lock(const sr_store *st, uint64_t off) {
 
 /* In which structure a byte lies. */
 static void name_byte(const sr_store *st, uint64_t off, char *text, size_t bytes) {
-    const sr_header *h = st->hdr;
+    const sr_header *h = &st->shape;
     const struct {
         const char *name;
         uint64_t from, size, n;
@@ -130,23 +130,22 @@ static void try_from_here(const flip_store *pristine, const image *im, const uin
     image_restore(im, &pristine->st);
 }
 
-/* The line of a report that tells the place: of the core, if there is one. */
+/* The line of a report that tells the place: of the core, if there is one. Checks that failed and
+ * were survived come before it. */
 static void place_of(char *report, char *text, size_t bytes) {
-    char *core = strstr(report, "_core/");
-    const char *what = strstr(report, "assertion failed") != NULL  ? "assertion"
-                       : strstr(report, "HANGS") != NULL           ? "hang"
-                       : strstr(report, "no selector") != NULL     ? "no selector"
-                       : strstr(report, "AddressSanitizer") != NULL ? "crash"
-                                                                    : "end";
+    char *core;
+    char *end = report;
+    while ((core = strstr(end, "assertion failed")) != NULL) end = core + strcspn(core, "\n");
+    core = strstr(end, "_core/");
+    const char *what = strstr(report, "HANGS") != NULL              ? "hang"
+                       : strstr(report, "AddressSanitizer") != NULL ||
+                               strstr(report, "runtime error") != NULL
+                           ? "crash"
+                           : "end";
     char *line = core;
     while (line != NULL && line > report && line[-1] != '\n') line--;
     char *name = line != NULL ? strstr(line, " in ") : NULL;
     size_t length = core != NULL ? strcspn(core, "\n)") : 0;
-    if (strcmp(what, "assertion") == 0) { /* its message says more than the stack */
-        char *assertion = strstr(report, "assertion failed");
-        snprintf(text, bytes, "%.*s", (int)strcspn(assertion, "\n"), assertion);
-        return;
-    }
     snprintf(text, bytes, "%s in %.*s %.*s", what,
              name != NULL ? (int)strcspn(name + 4, " ") : 0, name != NULL ? name + 4 : "",
              (int)length, core != NULL ? core : "");

@@ -5,7 +5,7 @@
 
 #include "step_world.h"
 
-#define FLIP_TABLES 6u
+#define FLIP_TABLES 7u
 
 typedef struct {
     sr_store st;
@@ -16,7 +16,7 @@ typedef struct {
 } flip_store;
 
 static inline void flip_make(flip_store *f) {
-    static const uint32_t which[FLIP_TABLES] = {0, 1, 3, 4, 5, 6}; /* of KINDS */
+    static const uint32_t which[FLIP_TABLES] = {0, 1, 3, 4, 5, 6, 7}; /* of KINDS */
     sr_table_config cfg[FLIP_TABLES];
     for (uint32_t i = 0; i < FLIP_TABLES; i++) {
         const kind *k = &KINDS[which[i]];
@@ -24,6 +24,7 @@ static inline void flip_make(flip_store *f) {
         cfg[i].max_times_sampled = k->max_times_sampled;
         if (k->queue) cfg[i].max_diff = TABLE_MAX;
     }
+    cfg[0].n_events = SR_EVENTS_MIN;
     *f = (flip_store){.st = store_make(4u << 20, 2, FLIP_TABLES, cfg)};
     uint32_t id, done, seq;
     CHECK(sr_schema_intern(&f->st, "{\"a\": 1}", 8, &id) == SR_OK);
@@ -104,6 +105,32 @@ static inline void flip_sample(flip_store *f, sr_ses *ses, uint32_t t) {
     }
 }
 
+/* By keys, and without locks. */
+static inline void flip_list(flip_store *f, uint32_t t) {
+    const sr_store *st = &f->st;
+    sr_listed listed[8];
+    sr_sampled item;
+    sr_table_info info;
+    uint64_t cursor = 0, seq, bytes;
+    uint32_t got, flags;
+    for (uint32_t i = 0; i < 8 && cursor != SR_LIST_END; i++) {
+        if (sr_list(&f->st, t, &cursor, 8, listed, &got) != SR_OK) break;
+    }
+    (void)sr_peek_table(st, t, &info);
+    for (uint32_t k = 0; k < sr_peek_stripes(st, t); k++) {
+        for (uint32_t i = 0; i < sr_peek_slots(st, t, k) && i < 64; i++) {
+            if (!sr_peek_slot(st, t, k, i, &item, &seq)) continue;
+            int n = sr_peek_columns(st, &item);
+            for (int c = 0; c < n; c++) {
+                static char copy[4096];
+                if (sr_peek_column(st, &item, (uint32_t)c, &flags, &bytes) != SR_OK) continue;
+                if (bytes <= sizeof copy) (void)sr_peek_copy(st, &item, (uint32_t)c, copy, bytes);
+            }
+            (void)sr_peek_same(st, t, k, i, &item);
+        }
+    }
+}
+
 static inline void flip_table(flip_store *f, uint32_t t, const char **operation) {
     sr_store *st = &f->st;
     uint32_t done, seq;
@@ -122,6 +149,30 @@ static inline void flip_table(flip_store *f, uint32_t t, const char **operation)
     (void)sr_contains(&f->writer, t, f->key[t]);
     *operation = "delete";
     (void)sr_delete(&f->writer, t, 1, &f->key[t], &done);
+    *operation = "list";
+    flip_list(f, t);
+    *operation = "pin";
+    sr_sampled pinned;
+    if (sr_pin(&f->reader, t, 1, &f->key[t], &pinned, &done) == SR_OK && done == 1) {
+        flip_read(st, &pinned);
+        (void)sr_release(&f->reader, 1, &pinned.position);
+    }
+    *operation = "replace";
+    uint32_t schema;
+    (void)sr_replace(&f->writer, t, f->key[t], SR_REF(f->traj.off, SR_KIND_TRAJ), 0, &done,
+                     &schema);
+    *operation = "events";
+    if (sr_table_has_events(st, t)) {
+        sr_sampled told[8];
+        uint32_t kinds[8], items = 0, n = 0;
+        (void)sr_events_take(&f->reader, t, 8, told, kinds, &items, &n);
+        for (uint32_t i = 0; i < items; i++) {
+            flip_read(st, &told[i]);
+            (void)sr_release(&f->reader, 1, &told[i].position);
+        }
+        (void)sr_events_behind(st, t);
+        (void)sr_events_unserve(st, t, st->hdr->creator_pid);
+    }
     *operation = "info";
     (void)sr_table_get_info(st, t, &info);
     (void)sr_can_insert(st, t, 1);
@@ -141,14 +192,14 @@ static inline void flip_writer(flip_store *f, const char **operation) {
     uint32_t first[N_COLS + 1] = {0, 1, 2, 3}, flags[N_COLS] = {0};
     sr_run runs[N_COLS];
     *operation = "append";
-    sr_block_append(&f->writer, f->block.off, src, f->episode.off);
+    sr_block_append(&f->writer, f->block.off, N_COLS, ROW_TOTAL, src, f->episode.off);
     *operation = "episode";
     if (sr_episode_new(&f->writer, 5, &e.off, &e.position) != SR_OK) return;
     *operation = "append of another episode";
-    sr_block_append(&f->writer, f->block.off, src, e.off);
+    sr_block_append(&f->writer, f->block.off, N_COLS, ROW_TOTAL, src, e.off);
     *operation = "block";
     if (sr_block_new(&f->writer, N_COLS, ROW_BYTES, 100, &b.off, &b.position) != SR_OK) return;
-    sr_block_append(&f->writer, b.off, src, e.off);
+    sr_block_append(&f->writer, b.off, N_COLS, ROW_TOTAL, src, e.off);
     *operation = "trajectory";
     for (uint32_t c = 0; c < N_COLS; c++) {
         runs[c] = (sr_run){.block = c == 0 ? f->block.off : b.off, .col = c, .count = 1,
@@ -212,6 +263,16 @@ static inline void flip_all(flip_store *f, const char **operation) {
     (void)sr_commit_ahead(st);
     *operation = "give back";
     (void)sr_give_back(st, SR_PAGE);
+    *operation = "configure";
+    const sr_table_change change = {.what = SR_SET_MAX_SIZE | SR_SET_MAX_TIMES_SAMPLED |
+                                            SR_SET_LIMITER,
+                                    .max_times_sampled = 5,
+                                    .max_size = 2,
+                                    .samples_per_insert = 2,
+                                    .min_diff = -DBL_MAX,
+                                    .max_diff = DBL_MAX,
+                                    .min_size_to_sample = 1};
+    for (uint32_t t = 0; t < FLIP_TABLES; t++) (void)sr_table_configure(&f->writer, t, &change);
     *operation = "reset";
     for (uint32_t t = 0; t < FLIP_TABLES; t++) (void)sr_reset(&f->reader, t);
     *operation = "close";

@@ -131,7 +131,7 @@ static void run_append(void *arg) {
         cell_fill(cells[c], 7003, c);
         src[c] = cells[c];
     }
-    sr_block_append(&w->actor, w->block.off, src, w->episode.off);
+    sr_block_append(&w->actor, w->block.off, N_COLS, ROW_TOTAL, src, w->episode.off);
 }
 static void run_traj(void *arg) {
     world *w = arg;

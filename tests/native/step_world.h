@@ -175,7 +175,7 @@ static inline void world_make(world *w, const kind *k, uint32_t fill) {
           SR_OK);
     for (uint32_t r = 0; r < 4; r++) {
         for (uint32_t c = 0; c < N_COLS; c++) {
-            cell_fill(sr_block_cell(&w->st, w->block.off, c, r), 7000 + r, c);
+            cell_fill(sr_block_cell(&w->st, w->block.off, c, r, 1, ROW_BYTES[c]), 7000 + r, c);
         }
         w->item[r] = row_item(w->block, r, 2.5 + r);
     }

@@ -18,6 +18,7 @@
 
 #define N_COLS 3u
 static const uint64_t ROW_BYTES[N_COLS] = {8, 20, 3};
+#define ROW_TOTAL 31u
 
 /* A table that lets everything in and out: a limiter that only asks for one item. */
 static inline sr_table_config table_config(enum sr_selector sampler, enum sr_selector remover,
@@ -71,8 +72,8 @@ static inline void check_store(sr_store *st) {
 static inline uint64_t n_objects(sr_store *st) {
     sr_store_stats s;
     CHECK(sr_store_get_stats(st, &s) == SR_OK);
-    const sr_session *ses = sr_ptr(st, st->hdr->sessions_off);
-    for (uint32_t i = 0; i < st->hdr->n_sessions; i++) {
+    const sr_session *ses = sr_ptr(st, st->shape.sessions_off);
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         uint64_t ledger = ses[i].ledger_off;
         if (ledger != 0 && ledger != sr_own_ledger(st, &ses[i])) s.arena_allocs--;
     }
@@ -119,7 +120,7 @@ static inline int block_try(sr_ses *ses, uint64_t first, uint32_t rows, held epi
     if (rc != SR_OK) return rc;
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t c = 0; c < N_COLS; c++) {
-            cell_fill(sr_block_cell(ses->st, out->off, c, r), first + r, c);
+            cell_fill(sr_block_cell(ses->st, out->off, c, r, 1, ROW_BYTES[c]), first + r, c);
         }
     }
     sr_block_publish(ses, out->off, rows, episode.off);

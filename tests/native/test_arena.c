@@ -77,7 +77,7 @@ static void shadow_visit(void *ctx, uint64_t off, enum sr_kind kind, uint64_t pa
 
 static void shadow_compare(sr_store *st, const shadow *sh) {
     shadow left = *sh;
-    for (uint32_t i = 0; i < st->hdr->n_arenas; i++) {
+    for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
         CHECK(sr_arena_check(st, i, shadow_visit, &left) == 0);
     }
     CHECK(left.n == 0);
@@ -317,12 +317,12 @@ int madvise(void *addr, size_t bytes, int advice) {
 static void grow_by_extent(sr_store *st) { alloc_ok(st, 0, 30000); }
 static void grow_beyond(sr_store *st) { alloc_ok(st, 0, 3 * EXTENT); }
 static void grow_by_page(sr_store *st) {
-    st->hdr->extent_bytes = SR_PAGE;
+    st->shape.extent_bytes = SR_PAGE;
     alloc_ok(st, 0, 1000);
-    st->hdr->extent_bytes = EXTENT;
+    st->shape.extent_bytes = EXTENT;
 }
 static void use_capacity(sr_store *st) {
-    atomic_store(&st->hdr->committed_bytes, st->hdr->capacity_bytes);
+    atomic_store(&st->hdr->committed_bytes, st->shape.capacity_bytes);
 }
 
 static void test_commit_ahead_overtaken(void) {
@@ -388,7 +388,7 @@ static void *commit(void *arg) {
 
 static void test_threads(uint32_t n_arenas, uint32_t n_committers, uint64_t capacity) {
     sr_store st = store_open(8 * MIB, capacity, n_arenas);
-    st.hdr->extent_bytes = 4 * SR_PAGE; /* so that growing happens often */
+    st.shape.extent_bytes = 4 * SR_PAGE; /* so that growing happens often */
     _Atomic uint32_t running = 2;
     pthread_t t[4];
     job j[4];

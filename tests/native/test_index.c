@@ -28,7 +28,7 @@ int sr_commit(sr_store *st, uint64_t off, uint64_t bytes, uint64_t charge) {
     uint64_t before = atomic_fetch_add(&st->hdr->committed_bytes, charge);
     int rc = SR_FULL;
     CHECK(off % SR_PAGE == 0 && bytes % SR_PAGE == 0);
-    if (before + charge <= st->hdr->capacity_bytes)
+    if (before + charge <= st->shape.capacity_bytes)
         rc = posix_fallocate(st->fd, (off_t)off, (off_t)bytes) == 0 ? SR_OK : SR_NOSPACE;
     if (rc != SR_OK) atomic_fetch_sub(&st->hdr->committed_bytes, charge);
     return rc;
@@ -58,9 +58,9 @@ static sr_store segment(uint64_t capacity) {
     st.base = mmap(NULL, SEGMENT, PROT_READ | PROT_WRITE, MAP_SHARED, st.fd, 0);
     CHECK(st.base != MAP_FAILED);
     st.hdr = (sr_header *)(void *)st.base;
-    st.hdr->file_bytes = SEGMENT;
-    st.hdr->capacity_bytes = capacity;
-    st.hdr->extent_bytes = 1u << 20;
+    st.shape.file_bytes = SEGMENT;
+    st.shape.capacity_bytes = capacity;
+    st.shape.extent_bytes = 1u << 20;
     return st;
 }
 
@@ -406,16 +406,16 @@ static void no_memory_changes_nothing(enum sr_selector kind) {
     sr_store st = start(&ix, kind, 0.5, 1024);
     uint64_t rng = 4;
     for (uint32_t i = 0; i < 1000; i++) insert(&st, &ix, i, 1 + i % 3);
-    st.hdr->capacity_bytes = atomic_load(&st.hdr->committed_bytes) + 300000;
+    st.shape.capacity_bytes = atomic_load(&st.hdr->committed_bytes) + 300000;
     CHECK(sr_index_grow(&st, &ix, SLOTS) == SR_FULL);
     CHECK(ix.slots_cap == 1024);
-    CHECK(atomic_load(&st.hdr->committed_bytes) <= st.hdr->capacity_bytes);
+    CHECK(atomic_load(&st.hdr->committed_bytes) <= st.shape.capacity_bytes);
     check_all(&st, &ix);
     for (uint32_t i = 1000; i < 1024; i++) insert(&st, &ix, i, 2);
     take_out(&st, &ix, 500);
     update_some(&st, &ix, kind, &rng);
     check_all(&st, &ix);
-    st.hdr->capacity_bytes = SEGMENT;
+    st.shape.capacity_bytes = SEGMENT;
     CHECK(sr_index_grow(&st, &ix, SLOTS) == SR_OK);
     insert(&st, &ix, SLOTS - 1, 2);
     check_all(&st, &ix);

@@ -256,7 +256,7 @@ static void act(sr_store *st, uint64_t seed) {
         uint32_t done, seq, applied;
         sr_item items[3];
         for (uint32_t r = 0; r < 3; r++) items[r] = row_item(b, r, (double)(r + row % 5));
-        uint32_t table = (uint32_t)(row % st->hdr->n_tables);
+        uint32_t table = (uint32_t)(row % st->shape.n_tables);
         CHECK(sr_insert(&ses, table, 3, items, keys, &done, &seq) == SR_OK);
         sr_sampled out[4];
         (void)sr_sample(&ses, table, 4, out, &done, &seq);
@@ -292,7 +292,7 @@ static void act(sr_store *st, uint64_t seed) {
 static void survive(sr_store *st, sr_ses *ses) {
     CHECK(sr_participant_reclaim(st, DEAD) >= 0);
     check_store(st);
-    for (uint32_t i = 0; i < st->hdr->n_tables; i++) {
+    for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         held e = episode_make(ses, 1), b = block_make(ses, 7, 2, e);
         sr_item item = row_item(b, 1, 3);
         uint64_t key;

@@ -151,7 +151,7 @@ static void test_reclaim(void) {
     CHECK(sr_participant_set(&st, 2, 1, 1, 1, "another") == SR_WOULD_BLOCK);
     CHECK(sr_participant_set(&st, 4, 1, 1, 1, "beyond") == SR_INVALID);
     CHECK(sr_participant_in_use(&st, 2) && !sr_participant_in_use(&st, 3));
-    const sr_participant *p = (sr_participant *)sr_ptr(&st, st.hdr->participants_off) + 2;
+    const sr_participant *p = (sr_participant *)sr_ptr(&st, st.shape.participants_off) + 2;
     CHECK(p->pid == 1234 && strlen(p->role) == sizeof p->role - 1);
     sr_ses dead[2], alive = session_make(&st);
     uint64_t key;
