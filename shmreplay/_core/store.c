@@ -295,6 +295,7 @@ int sr_store_attach(sr_store *st) {
     if (rc == SR_OK && sr_shape_seal(st) != st->shape.seal) rc = SR_CORRUPT;
     if (rc != SR_OK) {
         sr_shape_drop(st);
+        st->hdr = NULL;
         return rc;
     }
     keep_pages(st);
