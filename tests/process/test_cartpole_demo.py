@@ -21,6 +21,8 @@ SHARED_MEMORY = Path("/dev/shm")
 DEADLINE = 200.0  # seconds; a run takes a few
 BATCH_SIZE = 64
 PNG = b"\x89PNG\r\n\x1a\n"
+# No episode is longer than 500 steps: a run with this target goes on until it is ended.
+OUT_OF_REACH = "--target=501"
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -147,7 +149,7 @@ def test_reaching_the_target_is_success(start: Start, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_the_run_and_everything_it_started(start: Start) -> None:
-    process = start("--seed=1")
+    process = start("--seed=1", OUT_OF_REACH)
     wait_for_line(process, r"inserts/s")
     os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all of them, too
     output = wait_for_all(process)
@@ -159,14 +161,14 @@ def test_ctrl_c_ends_the_run_and_everything_it_started(start: Start) -> None:
 
 
 def test_a_killed_learner_takes_its_actors_along(start: Start) -> None:
-    process = start("--seed=2")
+    process = start("--seed=2", OUT_OF_REACH)
     wait_for_line(process, r"inserts/s")
     process.kill()
     wait_for_all(process)  # ends only when the actors and the evaluator have
 
 
 def test_a_dead_actor_ends_the_run(start: Start) -> None:
-    process = start("--seed=3")
+    process = start("--seed=3", OUT_OF_REACH)
     wait_for_line(process, r"inserts/s")
     os.kill(spawned_by(process)[0], signal.SIGKILL)
     output = wait_for_all(process)
