@@ -44,6 +44,7 @@ cdef class WaitLog:
         return 0
 
 
+@cython.no_gc_clear  # __dealloc__ needs `store`, and the memory that this keeps mapped
 cdef class Session:
     """One place in the store. Used by one thread at a time: its owner sees to that."""
 
@@ -563,6 +564,7 @@ cdef Batch make_batch(Session session, uint32_t table, uint32_t n):
 
 
 @cython.freelist(16)
+@cython.no_gc_clear  # __dealloc__ needs `session`
 cdef class Batch:
     """Items that were drawn and are pinned: their data cannot change or be reused until release."""
 
