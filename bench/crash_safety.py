@@ -1,31 +1,42 @@
-"""What does it cost that any process may die at any instant?"""
+"""What does it cost that any process may die at any instant?
+
+As a user meets it, through the Python API, and in the core alone, where it shows most.
+"""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from bench import crash_safety_worker
 from bench.baselines import CompilerError
-from bench.harness import Bench, Contender, Measure, TimedLoop
+from bench.harness import Bench, Contender, Measure, Reading, TimedLoop
 from bench.payloads import TRANSITION_BYTES
 
 NAME = "crash_safety"
-QUESTION = "What does it cost that any process may die at any instant (the core, without Python)?"
-OURS = "shmreplay's core"
+QUESTION = "What does it cost that any process may die at any instant?"
+OURS = "shmreplay"
 FRAGILE = "the same, compiled without crash safety"
-CASES = {"insert": ("bench_insert", 1), "sample 256": ("bench_sample", 256)}
-CASES["update 256"] = ("bench_update", 256)
+CORE_CASES = {
+    "insert, the core alone": ("bench_insert", 1),
+    "sample 256, the core alone": ("bench_sample", 256),
+    "update 256, the core alone": ("bench_update", 256),
+}
+ALL_CASES = (*crash_safety_worker.CASES, *CORE_CASES)
 ROWS = 100_000
 
-DRIVER = Path(__file__).parent / "c" / "crash_safety.c"
-CORE = Path(__file__).parent.parent / "shmreplay" / "_core"
+ROOT = Path(__file__).parent.parent
+DRIVER = ROOT / "bench" / "c" / "crash_safety.c"
+CORE = ROOT / "shmreplay" / "_core"
 
 
 @functools.cache
@@ -61,7 +72,7 @@ def _library(fragile: bool) -> ctypes.CDLL:
     library.bench_open.argtypes = [ctypes.c_uint64]
     library.bench_close.restype = None
     library.bench_close.argtypes = [ctypes.c_void_p]
-    for function, _ in CASES.values():
+    for function, _ in CORE_CASES.values():
         getattr(library, function).restype = ctypes.c_int
         getattr(library, function).argtypes = [ctypes.c_void_p, ctypes.c_uint64]
     return library
@@ -83,10 +94,88 @@ def _prepare(stack: ExitStack, function: str, rows: int, fragile: bool) -> Measu
     return TimedLoop(partial(call, function))
 
 
+@functools.cache
+def _fragile_copy() -> Path:
+    """Copies the package, builds it without crash safety, and gives where; once a process.
+
+    Raises:
+        CompilerError: It could not be built.
+    """
+    keep = tempfile.TemporaryDirectory(prefix="shmreplay-bench-")
+    atexit.register(keep.cleanup)
+    root = Path(keep.name)
+    built = shutil.ignore_patterns("*.so", "_native.c", "__pycache__", "results")
+    for name in ("shmreplay", "bench"):
+        shutil.copytree(ROOT / name, root / name, ignore=built)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, root / name)
+    command = [sys.executable, "-c", "from setuptools import setup; setup()"]
+    done = subprocess.run(
+        [*command, "-q", "build_ext", "--inplace"],
+        cwd=root,
+        env={**os.environ, "CFLAGS": "-DSR_FRAGILE"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise CompilerError(f"building shmreplay without crash safety failed:\n{done.stderr}")
+    return root
+
+
+def _prepare_worker(stack: ExitStack, case: str, rows: int, fragile: bool) -> Measure:
+    """Starts a process that measures the one or the other package."""
+    root = _fragile_copy() if fragile else ROOT
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "bench.crash_safety_worker", case, str(rows)],
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    stack.callback(worker.wait)
+    assert worker.stdin is not None and worker.stdout is not None
+    request, answer = worker.stdin, worker.stdout
+    stack.callback(answer.close)
+    stack.callback(request.close)
+
+    def hear() -> str:
+        line = answer.readline()
+        if not line:
+            raise RuntimeError(f"the process that measures {case!r} ended, status {worker.wait()}")
+        return line
+
+    def measure(seconds: float) -> Reading:
+        request.write(f"{seconds!r}\n")
+        request.flush()
+        calls, taken = hear().split()
+        return Reading(int(calls), float(taken))
+
+    hear()
+    return measure
+
+
 def run(bench: Bench) -> None:
     """Measures this question."""
     rows = ROWS // 10 if bench.settings.quick else ROWS
-    for case, (function, batch) in CASES.items():
+    variants = ((OURS, False), (FRAGILE, True))
+    for case, (_, batch) in crash_safety_worker.CASES.items():
+        bench.compare(
+            NAME,
+            case,
+            [
+                Contender(
+                    name,
+                    partial(_prepare_worker, case=case, rows=rows, fragile=fragile),
+                    ours=True,
+                )
+                for name, fragile in variants
+            ],
+            items_per_call=batch,
+            bytes_per_item=TRANSITION_BYTES,
+            box=0.4,
+        )
+    for case, (function, batch) in CORE_CASES.items():
         bench.compare(
             NAME,
             case,
@@ -96,7 +185,7 @@ def run(bench: Bench) -> None:
                     partial(_prepare, function=function, rows=rows, fragile=fragile),
                     ours=True,
                 )
-                for name, fragile in ((OURS, False), (FRAGILE, True))
+                for name, fragile in variants
             ],
             items_per_call=batch,
             bytes_per_item=TRANSITION_BYTES,

@@ -189,7 +189,7 @@ def all_targets() -> list[Target]:
         *_scaling_targets(),
         *(
             Target(
-                f"{case} in the core: time against the same without crash safety",
+                f"{case}: time against the same without crash safety",
                 (crash_safety.NAME, case, crash_safety.OURS),
                 1.1,
                 False,
@@ -197,7 +197,7 @@ def all_targets() -> list[Target]:
                 "us",
                 (crash_safety.NAME, case, crash_safety.FRAGILE),
             )
-            for case in crash_safety.CASES
+            for case in crash_safety.ALL_CASES
         ),
     ]
 

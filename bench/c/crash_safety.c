@@ -4,6 +4,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <fcntl.h>
 #include <float.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -14,16 +14,12 @@
 
 #include "shmreplay.h"
 
-#define SR_HELD_MAX (SR_STRIPES_MAX + 8u) /* a table's locks, and those that come after */
-
 typedef struct sr_guard {
     jmp_buf place;
     sr_store *st;
     /* Of who holds all locks of the store, or repairs it: what remains to be done at the end. */
     void (*leave)(sr_store *st);
     const sr_stripe *sound; /* looked at in this call, and found to be what it was */
-    uint32_t n_held;
-    sr_mutex *held[SR_HELD_MAX];
 } sr_guard;
 
 /* The outermost call that this thread is in, NULL: none. Initial-exec, so that it costs as much as
@@ -33,6 +29,9 @@ extern _Thread_local sr_guard *sr_inside
 
 /* A check failed, and this says which. */
 _Noreturn void sr_damage(const char *what, const char *file, int line) __attribute__((cold));
+/* Learn how the list of a thread's robust mutexes leads to them: before the first check that fails.
+ * Where it does not, a failed check that finds a store locked ends the process instead. */
+void sr_guard_learn(void);
 /* Where a failed check has ended the call, whose locks are let go of: repair. */
 void sr_guard_mend(const sr_guard *g) __attribute__((cold));
 /* What is broken can be told from outside of it: the call goes on, and whoever takes a lock next
@@ -45,7 +44,6 @@ static inline int sr_guard_enter(sr_guard *g, const sr_store *st) {
     g->st = (sr_store *)st;
     g->leave = 0;
     g->sound = 0;
-    g->n_held = 0;
     sr_inside = g;
     return 1;
 }
@@ -65,17 +63,5 @@ static inline void sr_guard_leave(const sr_guard *g) {
         return sr_guard_mend(&guard_), otherwise;                                        \
     }
 #endif
-
-static inline void sr_guard_holds(sr_mutex *m) {
-    sr_guard *g = sr_inside;
-    if (g != 0 && g->n_held < SR_HELD_MAX) g->held[g->n_held++] = m;
-}
-static inline void sr_guard_drops(const sr_mutex *m) {
-    sr_guard *g = sr_inside;
-    if (g == 0) return;
-    uint32_t i = g->n_held;
-    while (i > 0 && g->held[i - 1] != m) i--;
-    if (i > 0) g->held[i - 1] = g->held[--g->n_held];
-}
 
 #endif

@@ -103,18 +103,11 @@ static inline int take(sr_store *st, sr_mutex *m) {
     return SR_DIRTY;
 }
 
-int sr_lock_untold(sr_store *st, sr_mutex *m) { return take(st, m); }
-
-int sr_lock_inner(sr_store *st, sr_mutex *m) {
-    int rc = take(st, m);
-    if (SR_CRASH_SAFE && SR_LIKELY(rc == SR_OK)) sr_guard_holds(m);
-    return rc;
-}
+int sr_lock_inner(sr_store *st, sr_mutex *m) { return take(st, m); }
 
 int sr_lock(sr_store *st, sr_mutex *m) {
     for (;;) {
         int rc = take(st, m);
-        if (SR_CRASH_SAFE && SR_LIKELY(rc == SR_OK)) sr_guard_holds(m);
         if (SR_LIKELY(rc != SR_DIRTY)) return rc;
         rc = sr_repair(st);
         if (rc != SR_OK) return rc;
@@ -127,12 +120,7 @@ int sr_lock_anyway(sr_mutex *m) {
     return rc == 0 ? SR_OK : SR_CORRUPT;
 }
 
-void sr_unlock_untold(sr_mutex *m) { give(m); }
-
-void sr_unlock(sr_mutex *m) {
-    if (SR_CRASH_SAFE) sr_guard_drops(m);
-    give(m);
-}
+void sr_unlock(sr_mutex *m) { give(m); }
 
 void sr_futex_wait(_Atomic uint32_t *word, uint32_t expected, _Atomic uint32_t *waiters,
                    uint32_t timeout_ms) {

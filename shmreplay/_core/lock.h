@@ -21,9 +21,6 @@ int sr_lock_inner(sr_store *st, sr_mutex *m);
 /* For sr_repair: held whatever happened to the last owner. SR_OK or SR_CORRUPT. */
 int sr_lock_anyway(sr_mutex *m);
 void sr_unlock(sr_mutex *m);
-/* For who lets go of more locks than a guard can note: as sr_lock_inner and sr_unlock. */
-int sr_lock_untold(sr_store *st, sr_mutex *m);
-void sr_unlock_untold(sr_mutex *m);
 /* Sleep while *word == expected, at most timeout_ms (<= 100). Counts itself in *waiters. Returns
  * at once on a wake, a signal or a change. */
 void sr_futex_wait(_Atomic uint32_t *word, uint32_t expected, _Atomic uint32_t *waiters,

@@ -20,14 +20,14 @@ static sr_mutex *nth(const sr_store *st, uint32_t i) {
 }
 
 static void unlock_first(sr_store *st, uint32_t n) {
-    while (n-- > 0) sr_unlock_untold(nth(st, n));
+    while (n-- > 0) sr_unlock(nth(st, n));
 }
 
 /* `anyway`: whatever happened to the owners. */
 static int lock_each(sr_store *st, int anyway) {
     sr_mutex *m;
     for (uint32_t i = 0; (m = nth(st, i)) != NULL; i++) {
-        int rc = anyway ? sr_lock_anyway(m) : sr_lock_untold(st, m);
+        int rc = anyway ? sr_lock_anyway(m) : sr_lock_inner(st, m);
         if (rc == SR_OK) continue;
         unlock_first(st, i);
         return rc;

@@ -245,7 +245,7 @@ static void give_up(sr_store *st) {
     poison_all(st, SR_POISON_MEMORY);
     atomic_store(&st->hdr->dirty, 0);
     sr_unlock_all(st);
-    sr_unlock_untold(&st->hdr->repair_lock);
+    sr_unlock(&st->hdr->repair_lock);
     for (uint32_t i = 0; i < st->shape.n_tables; i++) sr_limiter_wake_all(sr_table_at(st, i));
 }
 
@@ -269,7 +269,7 @@ int sr_repair(sr_store *st) {
             sr_unlock_all(st);
         }
     }
-    sr_unlock_untold(&h->repair_lock);
+    sr_unlock(&h->repair_lock);
     for (uint32_t i = 0; i < st->shape.n_tables && repaired; i++) {
         sr_limiter_wake_all(sr_table_at(st, i));
     }

@@ -66,6 +66,7 @@ static int tables_fit(const sr_store *st) {
 }
 
 int sr_shape_keep(sr_store *st) {
+    sr_guard_learn();
     uint32_t n = st->shape.n_tables;
     sr_shape_drop(st);
     st->tables = SR_FAULT_POINT("calloc") ? NULL : calloc(n, sizeof *st->tables);
