@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 
 import numpy as np
 
@@ -79,7 +78,8 @@ CASES: dict[str, tuple[Callable[[ExitStack, int], Measure], int]] = {
 def main(case: str, rows: int) -> None:
     """Serves requests for measurements until the input ends."""
     with ExitStack() as stack:
-        measure = partial(CASES[case][0], rows=rows)(stack)
+        prepare, _ = CASES[case]
+        measure = prepare(stack, rows)
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         for line in sys.stdin:
