@@ -44,6 +44,15 @@ LAYERS = [
     {"client", "structured", "pattern_stream", "extension_thread"},
     {"bridge"},
     {"server", "dump", "dataset", "tf_client"},
+    {"command_support"},
+    {
+        "command_check",
+        "command_clean",
+        "command_dump",
+        "command_info",
+        "command_keygen",
+        "command_ls",
+    },
     {"cli", "integrations", "pybind"},
     {"__main__", "trajectory_dataset", "timestep_dataset", "pattern_dataset"},
 ]

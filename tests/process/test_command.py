@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
-from shmreplay import cli, errors, recovery
+from shmreplay import cli, command_support, errors, recovery
 from tests.process.servants import DEADLINE, MIB, Other, make_tables, rows
 
 Others = Callable[[], Other]
@@ -487,9 +487,9 @@ def test_clean_of_all() -> None:
 
 
 def test_keygen_makes_a_pair_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["keygen", "--json", str(tmp_path / "keys"), "actor"]) == cli.OK
+    assert cli.main(["keygen", "--json", str(tmp_path / "keys"), "actor"]) == command_support.OK
     paths = json.loads(capsys.readouterr().out)
     assert Path(paths["secret"]).stat().st_mode & 0o777 == 0o600
     assert Path(paths["public"]).read_text() != Path(paths["secret"]).read_text()
-    assert cli.main(["keygen", str(tmp_path / "keys"), "actor"]) == cli.USAGE
+    assert cli.main(["keygen", str(tmp_path / "keys"), "actor"]) == command_support.USAGE
     assert "there already" in capsys.readouterr().err
