@@ -82,6 +82,7 @@ __all__ = [
     "peek_items",
     "peek_store",
     "peek_table",
+    "session_counts",
     "sessions",
     "store_bytes",
 ]

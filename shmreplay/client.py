@@ -903,6 +903,16 @@ class Client:
         """Counters of the store and of each table: a flat dict of numbers, units in the names."""
         return self._connected().stats()
 
+    def overview(self) -> dict[str, Any]:
+        """What is going on in the store, for people: more than `stats`, and not only numbers.
+
+        Returns:
+            Plain values, as JSON has them: tables with settings and counters, memory by use, and
+            the processes that use the store with what each has done and holds. See
+            `overview.overview`; `shmreplay top` shows it.
+        """
+        return self._connected().overview()
+
     def check(self, table: str | None = None) -> None:
         """Walks all invariants of one table, or of the whole store.
 

@@ -20,11 +20,11 @@ from shmreplay.command_support import (
     add_command,
     check_there,
     complain,
-    describe,
     say,
     say_json,
 )
 from shmreplay.dump import dump_table
+from shmreplay.overview import describe
 
 __all__ = ["add"]
 

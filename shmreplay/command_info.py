@@ -17,12 +17,11 @@ from shmreplay.command_support import (
     check_there,
     columns,
     complain,
-    describe,
-    problems_of,
     say,
     say_json,
     size,
 )
+from shmreplay.overview import describe, problems_of
 
 __all__ = ["add"]
 

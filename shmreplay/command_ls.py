@@ -14,11 +14,11 @@ from shmreplay.command_support import (
     add_command,
     all_stores,
     columns,
-    problems_of,
     say,
     say_json,
     size,
 )
+from shmreplay.overview import problems_of
 
 __all__ = ["add"]
 

@@ -6,13 +6,11 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shmreplay import recovery, segment
-from shmreplay._native import borrowers, peek_store, peek_table, sessions
-from shmreplay.recovery import Look
+from shmreplay.overview import describe
 
 __all__ = [
     "OK",
@@ -25,8 +23,6 @@ __all__ = [
     "check_there",
     "columns",
     "complain",
-    "describe",
-    "problems_of",
     "say",
     "say_json",
     "size",
@@ -38,8 +34,6 @@ USAGE: Final = 2
 
 Commands = Any
 """What `argparse` gives for subcommands; it has no public name."""
-
-_SESSION_KINDS: Final = {1: "clients", 2: "writers", 3: "samplers"}
 
 
 class Usage(Exception):
@@ -94,53 +88,6 @@ def columns(rows: Sequence[Sequence[object]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in texts
     )
-
-
-def describe(found: Look) -> dict[str, Any]:
-    """All that is known of a store, as JSON has it."""
-    about: dict[str, Any] = {"name": found.name, "address": f"shm://{found.name}"}
-    about["state"] = found.state
-    if found.problem:
-        about["problem"] = found.problem
-    native = found.native
-    if native is None:
-        return about
-    now = time.time_ns()
-    about |= {"port": native.port or None, "generation": f"{native.generation:016x}"}
-    about |= {"server_pid": native.creator_pid, "memory": peek_store(native)}
-    about["tables"] = [
-        {"name": config.name, "max_size": config.max_size, **peek_table(native, number)}
-        | {"sampler": config.sampler_kind, "remover": config.remover_kind}
-        for number, config in enumerate(found.tables)
-    ]
-    held: dict[int, dict[str, int]] = {}
-    for number, kind, _, references, _ in sessions(native):
-        counts = held.setdefault(number, {"references": 0})
-        counts["references"] += references
-        name = _SESSION_KINDS.get(kind, "others")
-        counts[name] = counts.get(name, 0) + 1
-    about["processes"] = [
-        {"number": each.number, "pid": each.pid, "pid_namespace": each.pid_namespace}
-        | {"role": each.role, "alive": each.alive, "sessions": held.get(each.number, {})}
-        | {"attached_s": max(now - each.attached_ns, 0) / 1e9}
-        for each in found.participants
-    ]
-    about["borrowed"] = [
-        {"pid": pid, "role": role, "items": items, "age_s": max(now - since, 0) / 1e9}
-        for pid, role, items, since in borrowers(native)
-    ]
-    return about
-
-
-def problems_of(about: dict[str, Any]) -> list[str]:
-    """What is wrong with a store, in words."""
-    problems = [about["problem"]] if about["state"] == recovery.DAMAGED else []
-    problems += [
-        f"table {table['name']!r} is shut: a repair failed. `shmreplay dump` reads it out."
-        for table in about.get("tables", [])
-        if table["poisoned"]
-    ]
-    return problems
 
 
 def all_stores() -> list[dict[str, Any]]:

@@ -16,7 +16,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shmreplay import _native, errors, item_schema, lease, limits, reverb_types, tree
+from shmreplay import (
+    _native,
+    errors,
+    item_schema,
+    lease,
+    limits,
+    overview,
+    recovery,
+    reverb_types,
+    tree,
+)
 from shmreplay.binding_support import table_not_found
 from shmreplay.item_schema import ItemSchema, Leaf
 from shmreplay.store import Store
@@ -334,6 +344,8 @@ class Connection:
     def stats(self) -> dict[str, float]:
         """Counters of the store and of each table: a flat dict of numbers, units in the names.
 
+        See `counters` for what each of them means.
+
         ``borrowed_batches`` are lent just now, with ``borrowed_items``; the oldest for
         ``oldest_borrow_s`` by process ``oldest_borrow_pid`` (0: none).
         """
@@ -348,6 +360,16 @@ class Connection:
             for key, value in self.native.table_info(number).items():
                 out[f"{name}/{key}"] = value
         return out
+
+    def overview(self) -> dict[str, Any]:
+        """What is going on in the store: see `overview.overview`."""
+        self.check_open()
+        name = self.store.name
+        about: dict[str, Any] = {"name": name, "address": f"shm://{name}"}
+        participants = self.store.participants()
+        served = any(each.number == 0 and each.alive for each in participants)
+        about["state"] = recovery.SERVED if served else recovery.CLIENTS_ONLY
+        return about | overview.overview(self.native, self.configs, participants)
 
 
 # Those of this process, for its end.

@@ -30,7 +30,7 @@ cdef extern from "_core/shmreplay.h" nogil:
         char role[32]
     ctypedef struct sr_session:
         uint32_t state, participant, busy, kind, ledger_used
-        uint64_t borrowed_ns
+        uint64_t borrowed_ns, inserts, samples, updates, bytes_in
     ctypedef struct sr_store:
         char *base
         uint64_t bytes
@@ -61,6 +61,7 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint64_t arena_committed, arena_used, arena_free, arena_allocs
         uint64_t repairs
         uint32_t participants, sessions, poisoned, closed
+        uint64_t inserts, samples, updates, bytes_in
 
     uint64_t sr_layout_signature()
     uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *tables)
@@ -164,6 +165,8 @@ cdef extern from "_core/shmreplay.h" nogil:
         int32_t max_times_sampled
         int64_t max_size, max_size_limit, min_size_to_sample
         double samples_per_insert, min_diff, max_diff, max_priority
+        uint64_t updates, inserts_refused, samples_refused, insert_wait_ns, sample_wait_ns
+        uint64_t consumed, deleted, evicted
     int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out)
     int sr_table_consumes(const sr_store *st, uint32_t table)
     int sr_can_sample(sr_store *st, uint32_t table, int64_t n)

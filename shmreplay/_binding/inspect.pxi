@@ -1,6 +1,28 @@
 # Looking at a store without its locks, also at one that is damaged or that nobody serves.
 
 
+cdef dict store_counts(const sr_store_stats *s):
+    return {
+        "inserts": s.inserts, "samples": s.samples, "updates": s.updates,
+        "written_bytes": s.bytes_in,}
+
+
+cdef dict table_counts(const sr_table_info *i):
+    return {
+        "size": i.size, "inserts": i.inserts, "samples": i.samples, "updates": i.updates,
+        "missed_updates": i.missed_updates, "deletes": i.deletes, "deleted": i.deleted,
+        "evicted": i.evicted, "consumed": i.consumed, "pending": i.pending,
+        "num_episodes": i.num_episodes, "num_deleted_episodes": i.num_deleted_episodes,
+        "num_unique_samples": i.num_unique_samples, "sample_waiters": i.sample_waiters,
+        "insert_waiters": i.insert_waiters, "samples_refused": i.samples_refused,
+        "inserts_refused": i.inserts_refused, "sample_wait_s": i.sample_wait_ns / 1e9,
+        "insert_wait_s": i.insert_wait_ns / 1e9, "poisoned": i.poisoned,
+        "max_size": i.max_size, "max_size_limit": i.max_size_limit,
+        "max_times_sampled": i.max_times_sampled, "samples_per_insert": i.samples_per_insert,
+        "min_size_to_sample": i.min_size_to_sample, "min_diff": i.min_diff,
+        "max_diff": i.max_diff, "max_priority": i.max_priority,}
+
+
 def peek_store(Store store):
     """Bytes by use, as `Store.stats`, of no single moment and without locks."""
     store.usable()
@@ -10,20 +32,17 @@ def peek_store(Store store):
         "capacity_bytes": s.capacity, "committed_bytes": s.committed, "fixed_bytes": s.fixed,
         "arena_committed_bytes": s.arena_committed, "arena_used_bytes": s.arena_used,
         "arena_free_bytes": s.arena_free, "arena_allocations": s.arena_allocs,
-        "repairs": s.repairs, "poisoned_tables": s.poisoned, "closed": s.closed,}
+        "repairs": s.repairs, "poisoned_tables": s.poisoned, "closed": s.closed,
+        **store_counts(&s),}
 
 
 def peek_table(Store store, uint32_t table):
-    """Counters of a table, as `Store.table_info`, without locks."""
+    """Counters and settings of a table, as `Store.table_info`, without locks."""
     store.usable()
     cdef sr_table_info i
     if sr_peek_table(&store.st, table, &i) != SR_OK:
         raise errors.TableCorruptedError(f"table {table} is not in the store")
-    return {
-        "size": i.size, "inserts": i.inserts, "samples": i.samples, "deletes": i.deletes,
-        "pending": i.pending, "num_episodes": i.num_episodes,
-        "num_unique_samples": i.num_unique_samples, "sample_waiters": i.sample_waiters,
-        "insert_waiters": i.insert_waiters, "poisoned": i.poisoned,}
+    return table_counts(&i)
 
 
 def peek_items(Store store, uint32_t table):
@@ -88,6 +107,22 @@ def sessions(Store store):
         s = session_entry(store, i)
         if s.state != 0:
             out.append((s.participant, s.kind, s.busy, s.ledger_used, s.borrowed_ns))
+    return out
+
+
+def session_counts(Store store):
+    """What each place was used for so far, by all who had it.
+
+    (number, participant, kind, inserts, samples, updates, bytes written) of those in use.
+    """
+    store.usable()
+    cdef list out = []
+    cdef sr_session *s
+    cdef uint32_t i
+    for i in range(store.st.shape.n_sessions):
+        s = session_entry(store, i)
+        if s.state != 0:
+            out.append((i, s.participant, s.kind, s.inserts, s.samples, s.updates, s.bytes_in))
     return out
 
 

@@ -301,7 +301,7 @@ cdef class Store:
             "arena_used_bytes": s.arena_used, "arena_free_bytes": s.arena_free,
             "arena_allocations": s.arena_allocs, "participants": s.participants,
             "sessions": s.sessions, "repairs": s.repairs, "poisoned_tables": s.poisoned,
-            "closed": s.closed,}
+            "closed": s.closed, **store_counts(&s),}
 
     def committer_step(self):
         """Wait at most 0.1 s for an arena to run low, then commit ahead.
@@ -324,17 +324,8 @@ cdef class Store:
         if rc != SR_OK:
             raise_status(rc, "reading a table's counters")
         return {
-            "size": i.size, "inserts": i.inserts, "samples": i.samples, "deletes": i.deletes,
-            "pending": i.pending, "num_episodes": i.num_episodes,
-            "num_deleted_episodes": i.num_deleted_episodes,
-            "num_unique_samples": i.num_unique_samples, "missed_updates": i.missed_updates,
-            "sample_waiters": i.sample_waiters, "insert_waiters": i.insert_waiters,
-            "poisoned": i.poisoned, "events": i.events, "events_capacity": i.events_capacity,
-            "events_dropped": i.events_dropped,
-            "max_size": i.max_size, "max_size_limit": i.max_size_limit,
-            "max_times_sampled": i.max_times_sampled, "samples_per_insert": i.samples_per_insert,
-            "min_size_to_sample": i.min_size_to_sample, "min_diff": i.min_diff,
-            "max_diff": i.max_diff, "max_priority": i.max_priority,}
+            **table_counts(&i), "events": i.events, "events_capacity": i.events_capacity,
+            "events_dropped": i.events_dropped,}
 
     def list_some(self, uint32_t table, uint64_t cursor, out):
         """Look through as many slots as out (one-dimensional, of ITEM_DTYPE) has room for.

@@ -38,11 +38,13 @@ int sr_priority_ok(const sr_store *st, uint32_t table, double priority) {
     return 1;
 }
 
-static uint64_t now_ns(void) {
+static uint64_t clock_ns(clockid_t clock) {
     struct timespec ts;
-    clock_gettime(CLOCK_REALTIME_COARSE, &ts);
+    clock_gettime(clock, &ts);
     return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
 }
+static uint64_t now_ns(void) { return clock_ns(CLOCK_REALTIME_COARSE); }
+static uint64_t monotonic_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
 
 /* Put n items into the stripe. *placed of them are in, in order, whatever the return. SR_DIRTY: the
  * rest may go in after a repair. */
@@ -110,7 +112,7 @@ int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uin
     if (SR_UNLIKELY(ses->shared->promised != 0)) {
         sr_events_unpromise(ses, sr_table_at(ses->st, table));
     }
-    atomic_fetch_add_explicit(&ses->shared->inserts, *done, memory_order_relaxed);
+    sr_count(&ses->shared->inserts, *done);
     sr_end(ses);
     return rc;
 }
@@ -118,13 +120,17 @@ int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uin
 void sr_wait_insert(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms) {
     sr_table *t = sr_table_at(st, table);
     if (t != NULL && !sr_store_is_closed(st)) {
+        uint64_t since = monotonic_ns();
         sr_futex_wait(&t->insert_seq, seq, &t->insert_waiters, timeout_ms);
+        atomic_fetch_add_explicit(&t->insert_wait_ns, monotonic_ns() - since, memory_order_relaxed);
     }
 }
 
 void sr_wait_sample(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms) {
     sr_table *t = sr_table_at(st, table);
     if (t != NULL && !sr_store_is_closed(st)) {
+        uint64_t since = monotonic_ns();
         sr_futex_wait(&t->sample_seq, seq, &t->sample_waiters, timeout_ms);
+        atomic_fetch_add_explicit(&t->sample_wait_ns, monotonic_ns() - since, memory_order_relaxed);
     }
 }

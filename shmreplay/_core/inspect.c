@@ -209,24 +209,60 @@ uint32_t sr_peek_stripes(const sr_store *st, uint32_t table) {
     return t == NULL ? 0 : sr_shape_stripes(st, table);
 }
 
-int sr_peek_table(const sr_store *st, uint32_t table, sr_table_info *out) {
-    const sr_table *t = sr_table_at(st, table);
-    if (t == NULL) return SR_INVALID;
-    memset(out, 0, sizeof *out);
+void sr_copy_info(const sr_table *t, sr_table_info *out) {
     out->poisoned = atomic_load_explicit(&t->poisoned, memory_order_relaxed);
     out->inserts = t->inserts;
     out->samples = t->samples;
     out->deletes = t->deletes;
     out->pending = t->pending;
+    out->inserts_refused = t->inserts_refused;
+    out->samples_refused = t->samples_refused;
+    out->consumed = t->consumed;
+    out->deleted = t->deleted;
+    /* All others. Never below zero: a death may leave the two behind. */
+    int64_t others = t->deletes - (int64_t)(t->consumed + t->deleted);
+    out->evicted = others > 0 ? (uint64_t)others : 0;
+    out->max_times_sampled = sr_max_times_sampled(t);
+    out->max_size = t->max_size;
+    out->max_size_limit = t->max_size_limit;
+    out->min_size_to_sample = t->min_size_to_sample;
+    out->samples_per_insert = t->samples_per_insert;
+    out->min_diff = t->min_diff;
+    out->max_diff = t->max_diff;
+    out->max_priority = sr_max_priority(t);
+    out->num_episodes = atomic_load_explicit(&t->num_episodes, memory_order_relaxed);
+    out->num_deleted_episodes =
+        atomic_load_explicit(&t->num_deleted_episodes, memory_order_relaxed);
+    out->num_unique_samples = atomic_load_explicit(&t->num_unique_samples, memory_order_relaxed);
+    out->updates = atomic_load_explicit(&t->updates, memory_order_relaxed);
+    out->missed_updates = atomic_load_explicit(&t->missed_updates, memory_order_relaxed);
+    out->sample_waiters = atomic_load_explicit(&t->sample_waiters, memory_order_relaxed);
+    out->insert_waiters = atomic_load_explicit(&t->insert_waiters, memory_order_relaxed);
+    out->insert_wait_ns = atomic_load_explicit(&t->insert_wait_ns, memory_order_relaxed);
+    out->sample_wait_ns = atomic_load_explicit(&t->sample_wait_ns, memory_order_relaxed);
+}
+
+int sr_peek_table(const sr_store *st, uint32_t table, sr_table_info *out) {
+    const sr_table *t = sr_table_at(st, table);
+    if (t == NULL) return SR_INVALID;
+    memset(out, 0, sizeof *out);
+    sr_copy_info(t, out);
     for (uint32_t k = 0; k < sr_shape_stripes(st, table); k++) {
         out->size +=
             (int64_t)atomic_load_explicit(&stripe_of(st, table, k)->size, memory_order_relaxed);
     }
-    out->num_episodes = atomic_load_explicit(&t->num_episodes, memory_order_relaxed);
-    out->num_unique_samples = atomic_load_explicit(&t->num_unique_samples, memory_order_relaxed);
-    out->sample_waiters = atomic_load_explicit(&t->sample_waiters, memory_order_relaxed);
-    out->insert_waiters = atomic_load_explicit(&t->insert_waiters, memory_order_relaxed);
     return SR_OK;
+}
+
+void sr_sum_sessions(const sr_store *st, sr_store_stats *out) {
+    const sr_session *s = sr_known(st, st->shape.sessions_off);
+    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
+        out->sessions += atomic_load_explicit(&s[i].state, memory_order_relaxed) != 0;
+        out->inserts += atomic_load_explicit(&s[i].inserts, memory_order_relaxed);
+        out->samples += atomic_load_explicit(&s[i].samples, memory_order_relaxed);
+        out->updates += atomic_load_explicit(&s[i].updates, memory_order_relaxed);
+        out->bytes_in += atomic_load_explicit(&s[i].bytes_in, memory_order_relaxed);
+    }
 }
 
 void sr_peek_store(const sr_store *st, sr_store_stats *out) {
@@ -241,6 +277,7 @@ void sr_peek_store(const sr_store *st, sr_store_stats *out) {
             atomic_load_explicit(&sr_table_at(st, i)->poisoned, memory_order_relaxed) != 0;
     }
     out->closed = (uint32_t)sr_store_is_closed(st);
+    sr_sum_sessions(st, out);
     const sr_arena *arenas = sr_known(st, st->shape.arenas_off);
     for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
         out->arena_committed += arenas[i].committed_end - arenas[i].start;

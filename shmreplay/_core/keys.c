@@ -79,7 +79,8 @@ int sr_update(sr_ses *ses, uint32_t table, uint32_t n, const uint64_t *keys,
     if (*applied < n) {
         atomic_fetch_add_explicit(&t->missed_updates, n - *applied, memory_order_relaxed);
     }
-    atomic_fetch_add_explicit(&ses->shared->updates, *applied, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->updates, *applied, memory_order_relaxed);
+    sr_count(&ses->shared->updates, *applied);
     return SR_OK;
 }
 
@@ -203,6 +204,11 @@ void sr_unlock_table(sr_store *st, sr_table *t) {
 void sr_reset_counters(sr_table *t) {
     sr_store_double(&t->max_priority_bits, NAN);
     t->inserts = t->samples = t->deletes = t->pending = t->pending_samples = 0;
+    t->inserts_refused = t->samples_refused = t->consumed = t->deleted = 0;
+    atomic_store_explicit(&t->updates, 0, memory_order_relaxed);
+    atomic_store_explicit(&t->missed_updates, 0, memory_order_relaxed);
+    atomic_store_explicit(&t->insert_wait_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&t->sample_wait_ns, 0, memory_order_relaxed);
     atomic_store_explicit(&t->num_episodes, 0, memory_order_relaxed);
     atomic_store_explicit(&t->num_deleted_episodes, 0, memory_order_relaxed);
     atomic_store_explicit(&t->num_unique_samples, 0, memory_order_relaxed);
@@ -257,21 +263,9 @@ int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
     sr_table *t = sr_table_at(st, table);
     if (t == NULL) return SR_INVALID;
     memset(out, 0, sizeof *out);
-    out->poisoned = atomic_load_explicit(&t->poisoned, memory_order_relaxed);
     int rc = sr_lock(st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
-    out->inserts = t->inserts;
-    out->samples = t->samples;
-    out->deletes = t->deletes;
-    out->pending = t->pending;
-    out->max_times_sampled = sr_max_times_sampled(t);
-    out->max_size = t->max_size;
-    out->max_size_limit = t->max_size_limit;
-    out->min_size_to_sample = t->min_size_to_sample;
-    out->samples_per_insert = t->samples_per_insert;
-    out->min_diff = t->min_diff;
-    out->max_diff = t->max_diff;
-    out->max_priority = sr_max_priority(t);
+    sr_copy_info(t, out);
     sr_unlock(&t->limiter_lock);
     sr_events_count(st, t, out);
     SR_ASSERT(sr_shape_table_ok(st, t, table));
@@ -279,12 +273,5 @@ int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
         out->size +=
             (int64_t)atomic_load_explicit(&sr_stripe_at(st, t, k)->size, memory_order_relaxed);
     }
-    out->num_episodes = atomic_load_explicit(&t->num_episodes, memory_order_relaxed);
-    out->num_deleted_episodes =
-        atomic_load_explicit(&t->num_deleted_episodes, memory_order_relaxed);
-    out->num_unique_samples = atomic_load_explicit(&t->num_unique_samples, memory_order_relaxed);
-    out->missed_updates = atomic_load_explicit(&t->missed_updates, memory_order_relaxed);
-    out->sample_waiters = atomic_load_explicit(&t->sample_waiters, memory_order_relaxed);
-    out->insert_waiters = atomic_load_explicit(&t->insert_waiters, memory_order_relaxed);
     return SR_OK;
 }

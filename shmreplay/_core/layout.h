@@ -18,7 +18,7 @@
 #include "layout_events.h"
 
 #define SR_MAGIC 0x3159414c50455253ULL /* "SREPLAY1" */
-#define SR_LAYOUT_VERSION 2u
+#define SR_LAYOUT_VERSION 3u
 #define SR_PAGE 4096u
 #define SR_LINE 64u
 #define SR_NONE 0xffffffffu /* no slot */
@@ -139,7 +139,9 @@ typedef struct {
     uint64_t owed_epoch;      /* the table's epoch then: a reset has settled what is older */
     /* Since when its batch is lent to the user (CLOCK_REALTIME); 0: none is. For people. */
     _Atomic uint64_t borrowed_ns;
-    _Atomic uint64_t inserts, samples, updates, bytes_in; /* statistics, owner only */
+    /* Statistics: only the owner adds to them. They go on from owner to owner: the sum over all
+     * sessions is what was ever done in the store. */
+    _Atomic uint64_t inserts, samples, updates, bytes_in;
     /* The ledger until it grows: a session needs no memory to begin with, so that a store which is
      * full can still be sampled from, deleted from and reset. */
     uint64_t own_ledger[SR_OWN_LEDGER];
@@ -350,10 +352,16 @@ typedef struct {
     char _pad0[SR_LINE - 56];
     /* futex: something was inserted, or reset, or closed */
     _Atomic uint32_t sample_seq, sample_waiters;
-    char _pad1[SR_LINE - 8];
+    /* Statistics since the last reset, here and in the next line: time slept, by all together;
+     * calls that got nothing, and items that left by sampling or by key (under the limiter). */
+    _Atomic uint64_t sample_wait_ns;
+    uint64_t samples_refused, consumed;
+    char _pad1[SR_LINE - 32];
     /* Futex: something was sampled or deleted, or reset, or closed. */
     _Atomic uint32_t insert_seq, insert_waiters;
-    char _pad2[SR_LINE - 8];
+    _Atomic uint64_t insert_wait_ns, updates;
+    uint64_t inserts_refused, deleted;
+    char _pad2[SR_LINE - 40];
     _Atomic int64_t num_episodes, num_deleted_episodes, num_unique_samples;
     _Atomic uint64_t missed_updates;
     _Atomic uint32_t poisoned;  /* enum sr_poison; non-zero: every call is refused */

@@ -176,7 +176,10 @@ int sr_limiter_reserve_insert(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
         want = g->size < t->max_size ? (uint64_t)(t->max_size - g->size) : 1;
     }
     g->granted = sr_limiter_insert_budget(t, want);
-    if (g->granted == 0) t->insert_wanted = 1;
+    if (g->granted == 0) {
+        t->insert_wanted = 1;
+        t->inserts_refused++;
+    }
     g->epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
     g->seq = atomic_load_explicit(&t->insert_seq, memory_order_relaxed);
     begin(ses->shared, table, t);
@@ -225,7 +228,10 @@ int sr_limiter_reserve_sample(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
     if (rc != SR_OK) return rc;
     g->size = t->inserts - t->deletes;
     g->granted = sr_limiter_sample_budget(t, want);
-    if (g->granted == 0) t->sample_wanted = 1;
+    if (g->granted == 0) {
+        t->sample_wanted = 1;
+        t->samples_refused++;
+    }
     g->epoch = atomic_load_explicit(&t->epoch, memory_order_relaxed);
     g->seq = atomic_load_explicit(&t->sample_seq, memory_order_relaxed);
     begin(ses->shared, table, t);
@@ -250,6 +256,7 @@ int sr_limiter_settle_sample(sr_ses *ses, uint32_t table, const sr_grant *g, uin
     if (ses->shared->owed_epoch == epoch) {
         t->samples += ses->shared->owed_samples;
         t->deletes += ses->shared->owed_deletes;
+        t->consumed += (uint64_t)ses->shared->owed_deletes;
     }
     ses->shared->reserved_samples = 0;
     ses->shared->owed_samples = ses->shared->owed_deletes = 0;
@@ -272,6 +279,7 @@ int sr_limiter_settle_delete(sr_ses *ses, uint32_t table, int64_t delta, uint64_
     ses->shared->owed_deletes = 0;
     if (current) t->deletes += delta;
     commit(ses->shared);
+    if (current && delta > 0) t->deleted += (uint64_t)delta;
     wake w = {0, 0};
     if (current) {
         w = whom_to_wake(t, 1, delta < 0);

@@ -316,7 +316,7 @@ int sr_sample(sr_ses *ses, uint32_t table, uint32_t n, sr_sampled *out, uint32_t
     if (SR_UNLIKELY(ses->shared->promised != 0)) {
         sr_events_unpromise(ses, sr_table_at(ses->st, table));
     }
-    atomic_fetch_add_explicit(&ses->shared->samples, *done, memory_order_relaxed);
+    sr_count(&ses->shared->samples, *done);
     sr_end(ses);
     return rc;
 }

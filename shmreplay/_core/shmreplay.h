@@ -89,6 +89,8 @@ typedef struct {
     uint32_t participants, sessions;
     uint32_t poisoned; /* tables */
     uint32_t closed;
+    /* What was ever done, by all sessions together; bytes of steps that were written. */
+    uint64_t inserts, samples, updates, bytes_in;
 } sr_store_stats;
 int sr_store_get_stats(sr_store *st, sr_store_stats *out);
 /* Background commit: wait (<= 100 ms) for an arena to run low, then sr_commit_ahead. Returns
@@ -297,6 +299,10 @@ typedef struct {
     int64_t max_size, max_size_limit, min_size_to_sample;
     double samples_per_insert, min_diff, max_diff;
     double max_priority; /* of any insert or update since the last reset; 1 where there was none */
+    /* Since the last reset. Refused: the limiter granted nothing. Items that went: drawn for the
+     * last time, by key, and all others, by the remover. */
+    uint64_t updates, inserts_refused, samples_refused, insert_wait_ns, sample_wait_ns;
+    uint64_t consumed, deleted, evicted;
 } sr_table_info;
 int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out);
 /* 1 if a draw is not made again: it takes items out of the table, or through a pass. No lock. */

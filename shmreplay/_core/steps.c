@@ -142,7 +142,12 @@ static int publish_rows(sr_ses *ses, sr_block *b, uint32_t n, uint64_t episode) 
 
 int sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode) {
     sr_block *b = writable(ses->st, block, n);
-    return b == NULL ? SR_CORRUPT : publish_rows(ses, b, n, episode);
+    if (b == NULL) return SR_CORRUPT;
+    const sr_block_col *cols = sr_block_cols(b);
+    uint64_t row_bytes = 0;
+    for (uint32_t c = 0; c < b->n_cols; c++) row_bytes += cols[c].row_bytes;
+    sr_count(&ses->shared->bytes_in, row_bytes * n);
+    return publish_rows(ses, b, n, episode);
 }
 
 /* No guard: of most steps nothing is looked at that would need one. */
@@ -160,7 +165,7 @@ int sr_block_append(sr_ses *ses, uint64_t block, uint32_t n_cols, uint64_t bytes
         if (SR_UNLIKELY(to == NULL)) return SR_CORRUPT;
         sr_copy(to, src[c], row_bytes);
     }
-    atomic_fetch_add_explicit(&ses->shared->bytes_in, bytes, memory_order_relaxed);
+    sr_count(&ses->shared->bytes_in, bytes);
     return publish_rows(ses, b, 1, episode);
 }
 

@@ -351,10 +351,7 @@ int sr_store_get_stats(sr_store *st, sr_store_stats *out) {
     for (uint32_t i = 0; i < st->shape.n_participants; i++) {
         out->participants += atomic_load_explicit(&p[i].state, memory_order_relaxed) != 0;
     }
-    const sr_session *s = sr_known(st, st->shape.sessions_off);
-    for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
-        out->sessions += atomic_load_explicit(&s[i].state, memory_order_relaxed) != 0;
-    }
+    sr_sum_sessions(st, out);
     return SR_OK;
 }
 

@@ -37,6 +37,17 @@ static inline void sr_see_priority(sr_table *t, double priority) {
 static inline int32_t sr_max_times_sampled(const sr_table *t) {
     return atomic_load_explicit(&t->max_times_sampled, memory_order_relaxed);
 }
+/* Adds to a session's statistics. Only its owner does: no need to lock the bus. */
+static inline void sr_count(_Atomic uint64_t *statistic, uint64_t n) {
+    uint64_t before = atomic_load_explicit(statistic, memory_order_relaxed);
+    atomic_store_explicit(statistic, before + n, memory_order_relaxed);
+}
+/* Counters and settings of a table, but for those of its stripes and its events. They are of one
+ * moment for who holds the limiter's lock. */
+void sr_copy_info(const sr_table *t, sr_table_info *out);
+/* What all sessions did so far. */
+void sr_sum_sessions(const sr_store *st, sr_store_stats *out);
+
 /* What an operation of this session that a failed check cut short left to be done: as for a dead
  * owner. SR_OK at once where there was none. */
 int sr_session_finish(sr_ses *ses);

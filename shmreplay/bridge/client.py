@@ -179,6 +179,14 @@ class RemoteConnection(Connection):
         stats: dict[str, float] = json.loads(reader.text())
         return stats
 
+    def overview(self) -> dict[str, Any]:
+        """What is going on in the store: see `overview.overview`."""
+        body = Writer()
+        body.u8(protocol.WITH_PROCESSES)
+        text = self.link.call(Kind.STATS, body).array()
+        about: dict[str, Any] = json.loads(text.tobytes())
+        return about | {"address": self.link.address}
+
     def check(self, number: int | None) -> None:
         """Walks all invariants of a table, or of the store."""
         body = Writer()

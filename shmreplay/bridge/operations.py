@@ -382,9 +382,16 @@ class Operations:
         return body
 
     def _stats(self, session: Session, reader: Reader, task: Task) -> Work:
+        what = 0 if reader.at_end else reader.u8()
+        if what not in (0, protocol.WITH_PROCESSES):
+            raise ProtocolError(f"what to tell is {what}; expected 0 or {protocol.WITH_PROCESSES}")
         reader.finish()
         body = Writer()
-        body.text(json.dumps(self.connection.stats()))
+        if what:  # longer than a text may be where there are many sessions
+            text = json.dumps(self.connection.overview()).encode()
+            body.array(np.frombuffer(text, np.uint8))
+        else:
+            body.text(json.dumps(self.connection.stats()))
         return body
         yield
 

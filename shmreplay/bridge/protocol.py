@@ -35,6 +35,7 @@ __all__ = [
     "SQUEEZED",
     "STATE",
     "VERSION",
+    "WITH_PROCESSES",
     "Header",
     "Kind",
     "Op",
@@ -118,6 +119,9 @@ SET_MAX_SIZE: Final = 1
 SET_MAX_TIMES_SAMPLED: Final = 2
 SET_LIMITER: Final = 4
 """Flags of what changes."""
+
+WITH_PROCESSES: Final = 1
+"""Asks STATS for what `Client.overview` gives."""
 
 LISTED_FIELDS: Final = ("key", "seq", "inserted_ns", "priority", "times_sampled")
 """Arrays of an answer to LIST."""

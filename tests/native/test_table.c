@@ -233,6 +233,7 @@ static void do_reset(world *w) {
     model *m = &w->m;
     while (m->n > 0) model_erase(m, 0);
     m->inserts = m->deletes = m->samples = m->unique = m->episodes = m->deleted_episodes = 0;
+    m->missed = 0;
     CHECK(sr_reset(&w->ses[0], 0) == SR_OK);
 }
 
