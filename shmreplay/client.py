@@ -900,7 +900,10 @@ class Client:
         )
 
     def stats(self) -> dict[str, float]:
-        """Counters of the store and of each table: a flat dict of numbers, units in the names."""
+        """Counters of the store and of each table: a flat dict of numbers, units in the names.
+
+        As `Server.stats`, from any process and host; `counters` says what each key means.
+        """
         return self._connected().stats()
 
     def overview(self) -> dict[str, Any]:

@@ -191,7 +191,11 @@ class Server:
         return Client(f"localhost:{self._port}")
 
     def stats(self) -> dict[str, float]:
-        """Counters of the store and of each table: a flat dict of numbers, units in the names."""
+        """Counters of the store and of each table: a flat dict of numbers, units in the names.
+
+        Keys of the store stand alone, those of a table come as ``TABLE/KEY``; `counters` says what
+        each of them means. Ready for TensorBoard, W&B or a log line.
+        """
         stats = self._connection.stats()
         if self._extensions is not None:
             stats.update(self._extensions.stats())

@@ -27,7 +27,7 @@ CORE_FILE_LINES = 400
 # A module may import those of the lines above its own.
 LAYERS = [
     {"errors", "compat"},
-    {"limits", "checkpointers"},
+    {"limits", "checkpointers", "counters"},
     {"tree", "selectors", "rate_limiters", "replay_sample", "extensions"},
     {"spec", "reverb_types", "item_selectors", "patterns", "padding"},
     {"binding_support", "table"},
@@ -54,7 +54,7 @@ LAYERS = [
         "command_keygen",
         "command_ls",
     },
-    {"cli", "integrations", "pybind"},
+    {"cli", "integrations", "metrics", "pybind"},
     {"__main__", "trajectory_dataset", "timestep_dataset", "pattern_dataset"},
 ]
 
