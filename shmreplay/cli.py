@@ -16,6 +16,7 @@ from shmreplay import (
     command_info,
     command_keygen,
     command_ls,
+    command_top,
 )
 from shmreplay.command_support import OK, PROBLEM, USAGE, Usage, complain
 from shmreplay.errors import InvalidArgumentError, ReverbError
@@ -25,6 +26,7 @@ __all__ = ["main"]
 _COMMANDS = (
     command_ls,
     command_info,
+    command_top,
     command_check,
     command_clean,
     command_dump,

@@ -9,8 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from shmreplay import recovery, segment
+from shmreplay import monitor, recovery, segment
+from shmreplay.address import RemoteOptions
+from shmreplay.monitor import Source
 from shmreplay.overview import describe
+from shmreplay.wording import size
 
 __all__ = [
     "OK",
@@ -19,13 +22,18 @@ __all__ = [
     "Commands",
     "Usage",
     "add_command",
+    "add_where",
     "all_stores",
     "check_there",
     "columns",
     "complain",
+    "count",
+    "remote_of",
     "say",
     "say_json",
+    "seconds_of",
     "size",
+    "source_of",
 ]
 
 OK: Final = 0
@@ -34,6 +42,10 @@ USAGE: Final = 2
 
 Commands = Any
 """What `argparse` gives for subcommands; it has no public name."""
+
+
+# Seconds for which a server on another host may be out of reach.
+_PATIENCE_S: Final = 5.0
 
 
 class Usage(Exception):
@@ -72,12 +84,56 @@ def complain(text: str) -> None:
     sys.stderr.write(f"shmreplay: {text}\n")
 
 
-def size(nbytes: int) -> str:
-    """Bytes as people read them: `16.0 MiB`."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if nbytes >= 1 << shift:
-            return f"{nbytes / (1 << shift):.1f} {unit}"
-    return f"{nbytes} B"
+def count(inserts: int, samples: int) -> str:
+    """How many threads wait, of the two kinds; `-`: none."""
+    found = [f"{n} to {what}" for n, what in ((inserts, "insert"), (samples, "sample")) if n > 0]
+    return ", ".join(found) or "-"
+
+
+def add_where(parser: argparse.ArgumentParser, without: str) -> None:
+    """The argument that says which store, here or on another host, and the keys for that.
+
+    Args:
+        parser: Of the command.
+        without: What happens where it is left out.
+    """
+    parser.add_argument(
+        "where",
+        nargs="?",
+        help=f"name of a store, or address of a server like tcp://host:8000; {without}",
+    )
+    parser.add_argument("--secret", help="of another host: this client's NAME.key_secret")
+    parser.add_argument("--server-key", help="of another host: the server's NAME.key")
+
+
+def remote_of(options: argparse.Namespace) -> RemoteOptions:
+    """How to reach a server on another host, as the options of `add_where` say."""
+    if (options.secret is None) != (options.server_key is None):
+        raise Usage(
+            f"got --secret {options.secret} and --server-key {options.server_key}; expected both"
+            " or neither: `shmreplay keygen` makes them"
+        )
+    if options.secret is None:
+        return RemoteOptions(timeout=_PATIENCE_S)
+    from shmreplay.bridge.auth import ClientKeys  # nothing here needs ZeroMQ
+
+    return RemoteOptions(
+        timeout=_PATIENCE_S, keys=ClientKeys(secret=options.secret, server=options.server_key)
+    )
+
+
+def source_of(where: str, remote: RemoteOptions) -> Source:
+    """What gives snapshots of the store that the command line names."""
+    if ":" not in where:
+        check_there(where)
+    return monitor.source(where, remote)
+
+
+def seconds_of(option: str, value: float, least: float) -> float:
+    """A number of seconds from the command line."""
+    if not least <= value < 86400:
+        raise Usage(f"{option} {value:g}: expected seconds from {least:g} to a day")
+    return value
 
 
 def columns(rows: Sequence[Sequence[object]]) -> str:

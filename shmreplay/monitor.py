@@ -10,14 +10,25 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 from shmreplay import address, recovery, reverb_types
 from shmreplay.client import Client
-from shmreplay.errors import StoreNotFoundError
 from shmreplay.overview import describe, problems_of
 
-__all__ = ["Process", "Rates", "Snapshot", "StoreView", "Table", "ask", "look", "source", "view"]
+__all__ = [
+    "Process",
+    "Rates",
+    "Snapshot",
+    "Source",
+    "StoreView",
+    "Table",
+    "look",
+    "source",
+    "view",
+]
 
 _COUNTS: Final = ("inserts", "samples", "updates", "written_bytes")
 
@@ -29,6 +40,10 @@ class Snapshot(NamedTuple):
     """When: seconds of a monotonic clock."""
     about: dict[str, Any]
     """See `overview.describe`."""
+
+
+Source = Callable[[], Snapshot]
+"""Looks once more."""
 
 
 class Rates(NamedTuple):
@@ -117,30 +132,13 @@ class StoreView:
 def look(name: str) -> Snapshot:
     """Looks at a store of this machine without attaching to it, whatever its state.
 
-    Raises:
-        InvalidArgumentError: The name cannot be the name of a store.
-        StoreNotFoundError: There is none of this name.
+    One that is not there is dead, and there is nothing in it.
     """
-    names = recovery.names()
-    if name not in names:
-        raise StoreNotFoundError(
-            f"Got the store name {name!r}, but there is no store of it; expected one of"
-            f" {', '.join(map(repr, names)) or 'none'}. See `shmreplay ls`."
-        )
     with recovery.look(name) as found:
         return Snapshot(time.monotonic(), describe(found))
 
 
-def ask(client: Client) -> Snapshot:
-    """Asks a client's server what is going on in its store.
-
-    Raises:
-        DeadlineExceededError, ServerClosedError: It is out of reach, or was stopped.
-    """
-    return Snapshot(time.monotonic(), client.overview())
-
-
-def source(where: str, remote: address.RemoteOptions | None = None) -> Callable[[], Snapshot]:
+def source(where: str, remote: address.RemoteOptions | None = None) -> Source:
     """What gives snapshots of the store at an address: the name of one, or as `Client` takes it.
 
     Raises:
@@ -152,10 +150,9 @@ def source(where: str, remote: address.RemoteOptions | None = None) -> Callable[
     if parsed.name is None and not parsed.is_bridge and address.is_local(parsed.host):
         parsed = address.resolve(where, timeout=0.0)
     if parsed.name is not None:
-        name = parsed.name
-        return lambda: look(name)
+        return partial(look, parsed.name)
     client = Client(parsed.endpoint, remote)
-    return lambda: ask(client)
+    return lambda: Snapshot(time.monotonic(), client.overview())
 
 
 # --- what it comes to ---------------------------------------------------------------------------
@@ -236,6 +233,10 @@ def _table(about: dict[str, Any], now: Snapshot, before: Snapshot | None) -> Tab
     )
 
 
+def _many(what: str, n: int) -> str:
+    return f"{n} {what.removesuffix('s') if n == 1 else what}"
+
+
 def _process(about: dict[str, Any], now: Snapshot, before: Snapshot | None) -> Process:
     lent = [each for each in now.about["borrowed"] if each["process"] == about["number"]]
     rates = None
@@ -256,7 +257,7 @@ def _process(about: dict[str, Any], now: Snapshot, before: Snapshot | None) -> P
         alive=about["alive"],
         rates=rates,
         attached_s=about["attached_s"],
-        holds=", ".join(f"{n} {what}" for what, n in about["sessions"].items()) or "nothing",
+        holds=", ".join(starmap(_many, about["sessions"].items())) or "nothing",
         oldest_pin_s=max((each["age_s"] for each in lent), default=None),
         borrowed_items=sum(each["items"] for each in lent),
     )

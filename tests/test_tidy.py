@@ -27,7 +27,7 @@ CORE_FILE_LINES = 400
 # A module may import those of the lines above its own.
 LAYERS = [
     {"errors", "compat"},
-    {"limits", "checkpointers", "counters"},
+    {"limits", "checkpointers", "counters", "wording"},
     {"tree", "selectors", "rate_limiters", "replay_sample", "extensions"},
     {"spec", "reverb_types", "item_selectors", "patterns", "padding"},
     {"binding_support", "table"},
@@ -45,7 +45,7 @@ LAYERS = [
     {"client", "structured", "pattern_stream", "extension_thread"},
     {"bridge"},
     {"server", "dump", "dataset", "tf_client", "monitor"},
-    {"command_support"},
+    {"command_support", "top"},
     {
         "command_check",
         "command_clean",
@@ -53,6 +53,7 @@ LAYERS = [
         "command_info",
         "command_keygen",
         "command_ls",
+        "command_top",
     },
     {"cli", "integrations", "metrics", "pybind"},
     {"__main__", "trajectory_dataset", "timestep_dataset", "pattern_dataset"},
