@@ -692,13 +692,20 @@ class Client:
 
     # ------------------------------------------------------------------ changing by key
 
-    def update_priorities(self, table: str, keys: npt.ArrayLike, priorities: npt.ArrayLike) -> int:
+    def update_priorities(
+        self,
+        table: str,
+        keys: npt.ArrayLike,
+        priorities: npt.ArrayLike,
+        timeout: float | None = None,
+    ) -> int:
         """Sets new priorities. Keys that are not there any more are skipped.
 
         Args:
             table: Name of the table.
             keys: uint64[N], as in `info.key`.
             priorities: float[N], or one for all.
+            timeout: Seconds to wait where the table's extensions are behind; None: for ever.
 
         Returns:
             Number of keys that were found.
@@ -706,15 +713,16 @@ class Client:
         Raises:
             ArgumentTypeError: Keys are not integers.
             PriorityError: A priority is bad. Nothing was changed.
+            DeadlineExceededError: Says how many of the first keys are done.
         """
-        connection = self._connected()
+        connection, seconds = self._reach(timeout)
         number = connection.number(table)
         key_array = checked_keys(keys)
         values = _batch_priorities(priorities, len(key_array))
         self._check_priorities(connection, table, number, values)
         session = connection.take_session()
         try:
-            return session.update(number, key_array, values)
+            return session.update(number, key_array, values, seconds)
         finally:
             connection.give_session(session)
 
@@ -723,6 +731,7 @@ class Client:
         table: str,
         updates: Mapping[int, float] | None = None,
         deletes: Sequence[int] | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Deletes items, then updates priorities (Reverb's order). Unknown keys are skipped.
 
@@ -730,12 +739,14 @@ class Client:
             table: Name of the table.
             updates: Key -> new priority.
             deletes: Keys.
+            timeout: Seconds to wait where the table's extensions are behind; None: for ever.
 
         Raises:
             ArgumentTypeError: A key is not a non-negative integer, or deletes is a set.
             PriorityError: A priority is bad. Nothing was changed.
+            DeadlineExceededError: Says how much was done.
         """
-        connection = self._connected()
+        connection, seconds = self._reach(timeout)
         number = connection.number(table)
         if isinstance(deletes, set | frozenset):
             raise errors.ArgumentTypeError(f"deletes must be a list of keys, got {deletes!r}")
@@ -746,12 +757,19 @@ class Client:
         keys = checked_keys(list(items.keys()))
         values = _batch_priorities(list(items.values()), len(keys))
         self._check_priorities(connection, table, number, values)
+        began = time.monotonic()
         session = connection.take_session()
         try:
             if len(gone) > 0:
-                session.delete(number, gone)
+                session.delete(number, gone, seconds)
+                if seconds is not None:
+                    seconds = max(seconds - (time.monotonic() - began), 0.0)
             if len(keys) > 0:
-                session.update(number, keys, values)
+                session.update(number, keys, values, seconds)
+        except errors.DeadlineExceededError as e:
+            raise errors.DeadlineExceededError(
+                f"{e}. Deletes ({len(gone)} keys) come before updates ({len(keys)} keys)."
+            ) from None
         finally:
             connection.give_session(session)
 
@@ -762,6 +780,7 @@ class Client:
         max_size: int | None = None,
         max_times_sampled: int | None = None,
         rate_limiter: RateLimiter | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Gives a table in use other settings, at once and for everybody.
 
@@ -775,25 +794,33 @@ class Client:
                 and below.
             max_times_sampled: Items that were sampled as often already leave; below 1: no bound.
             rate_limiter: Its counters go on from where they are.
+            timeout: Seconds to wait where the table's extensions are behind; None: for ever.
 
         Raises:
             TableNotFoundError: There is no such table.
+            DeadlineExceededError: They are behind still. Nothing was changed.
             InvalidArgumentError, ArgumentTypeError: A setting is out of its range or of the wrong
                 type. Nothing was changed.
         """
-        live_table.configure(self._connected(), table, max_size, max_times_sampled, rate_limiter)
+        connection, seconds = self._reach(timeout)
+        live_table.configure(connection, table, max_size, max_times_sampled, rate_limiter, seconds)
 
-    def reset(self, table: str) -> None:
+    def reset(self, table: str, timeout: float | None = None) -> None:
         """Empties the table and zeroes its counters; inserts that wait go on.
+
+        Args:
+            table: Name of the table.
+            timeout: Seconds to wait where the table's extensions are behind; None: for ever.
 
         Raises:
             TableNotFoundError: There is no such table.
+            DeadlineExceededError: They are behind still. Nothing was changed.
         """
-        connection = self._connected()
+        connection, seconds = self._reach(timeout)
         number = connection.number(table)
         session = connection.take_session()
         try:
-            session.reset(number)
+            session.reset(number, seconds)
         finally:
             connection.give_session(session)
         self._forget_stash(connection, number)
@@ -921,6 +948,7 @@ class Client:
 
         Raises:
             TableCorruptedError: One does not hold; says which.
+            ServerClosedError: The server was stopped.
         """
         connection = self._connected()
         connection.check(None if table is None else connection.number(table))

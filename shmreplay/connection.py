@@ -245,8 +245,7 @@ class Connection:
         max_size: int | None,
         max_times_sampled: int | None,
         limiter: Limiter | None,
-        *,
-        wait: bool = True,
+        timeout: float | None = None,
     ) -> None:
         """Gives a table those settings that are not None.
 
@@ -255,11 +254,11 @@ class Connection:
             max_size: Checked, but for how far this table can grow.
             max_times_sampled: Checked.
             limiter: Checked.
-            wait: Wait where the table's extensions are behind.
+            timeout: Seconds to wait where the table's extensions are behind; None: for ever.
 
         Raises:
             InvalidArgumentError: The table cannot grow so far.
-            DeadlineExceededError: Its extensions are behind, and it is not to wait.
+            DeadlineExceededError: Its extensions are behind still. No setting was changed.
         """
         limit = self.native.table_info(number)["max_size_limit"]
         if max_size is not None and max_size > limit:
@@ -272,7 +271,7 @@ class Connection:
             )
         session = self.take_session()
         try:
-            session.configure(number, max_size, max_times_sampled, limiter, wait)
+            session.configure(number, max_size, max_times_sampled, limiter, timeout)
         finally:
             self.give_session(session)
 
@@ -281,7 +280,9 @@ class Connection:
 
         Raises:
             TableCorruptedError: One does not hold; says which.
+            ServerClosedError: The server was stopped.
         """
+        self.check_open()
         self.native.check(number)
 
     def describe_wait(self, number: int, what: str) -> Callable[[], str]:

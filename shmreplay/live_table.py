@@ -24,10 +24,12 @@ def configure(
     max_size: Any,
     max_times_sampled: Any,
     rate_limiter: RateLimiter | None,
+    timeout: float | None,
 ) -> None:
     """See `Client.configure_table`."""
     number = connection.number(table)
-    connection.configure(number, *checked_change(max_size, max_times_sampled, rate_limiter))
+    change = checked_change(max_size, max_times_sampled, rate_limiter)
+    connection.configure(number, *change, timeout)
 
 
 def checked_change(

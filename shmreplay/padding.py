@@ -49,10 +49,19 @@ def pad_batch(
     Raises:
         InvalidArgumentError: There are no samples; structures, dtypes or other axes differ; an item
             is longer than `length`.
+        ArgumentTypeError: What is given are no samples.
     """
+    if not isinstance(samples, Iterable):
+        raise errors.ArgumentTypeError(f"samples must be a list of ReplaySample, got {samples!r}")
     items = list(samples)
     if not items:
         raise errors.InvalidArgumentError("Got no samples to pad; expected at least one.")
+    for item in items:
+        if not isinstance(item, ReplaySample):
+            raise errors.ArgumentTypeError(
+                "samples must be ReplaySamples, as Client.sample(emit_timesteps=False) yields "
+                f"them, got one of type {type(item).__name__}"
+            )
     if length is not None:
         length = limits.checked_int("length", length)
     structure = items[0].data
@@ -77,8 +86,24 @@ def mask(lengths: npt.ArrayLike, size: int) -> npt.NDArray[np.bool_]:
     Args:
         lengths: Of the column, [B], as in `PaddedBatch.lengths`.
         size: Of the column's second axis.
+
+    Raises:
+        InvalidArgumentError: The lengths are not [B], or one is negative or beyond the size.
+        ArgumentTypeError: They are no integers: None for a column that was stacked as it is.
     """
-    return np.arange(size) < np.asarray(lengths)[:, None]
+    array = np.asarray(lengths)
+    entries = limits.checked_int("size", size)
+    if array.dtype.kind not in "ui" and array.size:
+        raise errors.ArgumentTypeError(
+            f"lengths must be integers as in PaddedBatch.lengths, got {lengths!r:.80}"
+        )
+    if array.ndim != 1:
+        raise errors.InvalidArgumentError(f"lengths must have shape [B], got {list(array.shape)}")
+    if entries < 0 or (array.size and not 0 <= array.min() <= array.max() <= entries):
+        raise errors.InvalidArgumentError(
+            f"lengths must be in [0, size={entries}], got {lengths!r:.80}"
+        )
+    return np.arange(entries) < array[:, None]
 
 
 def _pad_column(

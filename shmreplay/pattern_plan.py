@@ -31,6 +31,7 @@ __all__ = [
     "PatternEvaluator",
     "StepWriter",
     "check_new_column",
+    "check_places",
     "check_step",
     "compile_config",
     "relabelled",
@@ -158,18 +159,19 @@ def used_columns(plans: Sequence[ConfigPlan]) -> list[int]:
 
 
 def check_step(
-    flat: Sequence[tuple[tree.Path, Any]], wanted: int | None, used: Sequence[int]
+    flat: Sequence[tuple[tree.Path, Any]], known: Sequence[tree.Path] | None, used: Sequence[int]
 ) -> None:
-    """Refuses a step with another number of leaves than those before it.
+    """Refuses a step with other leaves than those before it.
 
     Args:
         flat: Paths and leaves.
-        wanted: How many leaves steps have; None for the first.
+        known: Where the leaves of steps stand; None for the first.
         used: Leaves that the patterns name.
 
     Raises:
-        SignatureError: It has too many or too few.
+        SignatureError: It has too many, too few or others.
     """
+    wanted = None if known is None else len(known)
     if wanted is None and len(flat) <= used[-1]:
         wanted = used[-1] + 1
     if wanted is not None and len(flat) != wanted:
@@ -177,6 +179,23 @@ def check_step(
             f"Flattened data has an unexpected length, got {len(flat)} but wanted {wanted}. Give "
             "every leaf in each step, None for those that it lacks."
         )
+    if known is not None:
+        check_places([path for path, _ in flat], known)
+
+
+def check_places(paths: Sequence[tree.Path], known: Sequence[tree.Path]) -> None:
+    """Refuses a step whose leaves are known by their place, and stand elsewhere than before.
+
+    Raises:
+        SignatureError: One does; names the first.
+    """
+    for path, before in zip(paths, known, strict=True):
+        if path != before:
+            raise SignatureError(
+                f"Got a step with a leaf at {path!r} where the steps before had one at {before!r}."
+                " Leaves are known by their place: give every step the same structure, with None "
+                "for what it lacks, or make another writer."
+            )
 
 
 def set_twice(index: int, path: tree.Path) -> WriterStateError:
@@ -245,7 +264,7 @@ class PatternEvaluator:
         self._writer = writer
         self._plans = plans
         self._used = used_columns(plans)
-        self._n_leaves: int | None = None
+        self._paths: list[tree.Path] | None = None
         self._known: set[int] = set()
         self._told: set[int] = set()
         # Of each step since the buffers were cleared, the newest last: the used values that it has.
@@ -260,7 +279,7 @@ class PatternEvaluator:
     def append(self, data: Any, partial_step: bool) -> None:
         """See `StructuredWriter.append`."""
         flat = tree.flatten_with_path(data)
-        check_step(flat, self._n_leaves, self._used)
+        check_step(flat, self._paths, self._used)
         given = {i: flat[i][1] for i in self._used if flat[i][1] is not None}
         open_step = self._steps[-1] if self.step_is_open else {}
         for index, leaf in given.items():
@@ -272,7 +291,7 @@ class PatternEvaluator:
             self._writer.append(given, partial_step=partial_step)
         except ReverbError as error:
             raise relabelled(error, flat) from None
-        self._n_leaves = len(flat)
+        self._paths = [path for path, _ in flat]
         self._known.update(given)
         self._take(given)
         self.step_is_open = partial_step

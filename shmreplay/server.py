@@ -39,7 +39,7 @@ class _Handle:
         return self._connection.info(self._number)
 
     def check(self) -> None:
-        self._connection.native.check(self._number)
+        self._connection.check(self._number)
 
     def can_sample(self, num_samples: int) -> bool:
         return bool(self._connection.native.can_sample(self._number, num_samples))
@@ -208,17 +208,22 @@ class Server:
         max_size: int | None = None,
         max_times_sampled: int | None = None,
         rate_limiter: RateLimiter | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Gives a table in use other settings: see `Client.configure_table`."""
-        live_table.configure(self._connection, table, max_size, max_times_sampled, rate_limiter)
+        seconds = limits.checked_timeout(timeout)
+        live_table.configure(
+            self._connection, table, max_size, max_times_sampled, rate_limiter, seconds
+        )
 
     def check(self) -> None:
         """Walks all invariants of the store.
 
         Raises:
             TableCorruptedError: One does not hold; says which.
+            ServerClosedError: The server was stopped.
         """
-        self._connection.native.check(None)
+        self._connection.check(None)
 
     def stop(self) -> None:
         """Closes the store and removes it. Waiting calls end with ServerClosedError. Idempotent."""

@@ -84,9 +84,14 @@ class StructuredWriter(StructuredCore):
 
         Raises:
             InvalidArgumentError: There are no configs, or one cannot be applied.
+            ArgumentTypeError: They are no list of configs.
             TableNotFoundError, PriorityError: A config's table is not there, or does not take its
                 priority.
         """
+        if not isinstance(configs, Sequence):
+            raise errors.ArgumentTypeError(
+                f"configs must be a list of Config, as create_config() makes them, got {configs!r}"
+            )
         configs = list(configs)
         check_configs(configs)
         plans = [compile_config(config) for config in configs]
@@ -158,6 +163,8 @@ class StructuredWriter(StructuredCore):
         """Gives items that are held back some seconds to get in."""
         writer = getattr(self, "_writer", None)
         if writer is None or sys.is_finalizing():
+            return
+        if isinstance(writer, WriterCore) and writer.in_native_code and not writer.pending:
             return
         try:
             writer.flush(0, _FLUSH_BEFORE_GONE_MS)
@@ -292,6 +299,20 @@ def td_error(
 # ---------------------------------------------------------------- conditions
 
 
+def _next_int(value: Any) -> int:
+    """The int after the right side of a comparison.
+
+    Raises:
+        ArgumentTypeError: It is no int.
+    """
+    try:
+        return operator.index(value) + 1
+    except TypeError:
+        raise errors.ArgumentTypeError(
+            f"a condition compares with an int, got {value!r:.80} of type {type(value).__name__}"
+        ) from None
+
+
 class _Operand:
     """The left side of a comparison."""
 
@@ -308,13 +329,13 @@ class _Operand:
         return ConditionProto(**self._left, ge=value)
 
     def __gt__(self, value: int) -> ConditionProto:
-        return ConditionProto(**self._left, ge=operator.index(value) + 1)
+        return ConditionProto(**self._left, ge=_next_int(value))
 
     def __lt__(self, value: int) -> ConditionProto:
         return ConditionProto(**self._left, ge=value, inverse=True)
 
     def __le__(self, value: int) -> ConditionProto:
-        return ConditionProto(**self._left, ge=operator.index(value) + 1, inverse=True)
+        return ConditionProto(**self._left, ge=_next_int(value), inverse=True)
 
     def __mod__(self, divisor: int) -> _Remainder:
         return _Remainder(self._left, divisor)

@@ -16,7 +16,7 @@ from typing import Any
 from shmreplay import _native, errors, limits, tree
 from shmreplay._native import TrajectoryColumn, WriterCore
 from shmreplay.binding_support import check_new_structure
-from shmreplay.connection import Connection, WaitLog
+from shmreplay.connection import Connection, WaitLog, stopped
 from shmreplay.item_schema import Leaf
 from shmreplay.spec import TensorSpec, as_spec, dtype_code
 
@@ -182,7 +182,9 @@ class TrajectoryWriter(WriterCore):
 
     # ------------------------------------------------------------------ other data for an item
 
-    def replace_item(self, table: str, key: int, trajectory: Any) -> bool:
+    def replace_item(
+        self, table: str, key: int, trajectory: Any, timeout: float | None = None
+    ) -> bool:
         """Gives an item that is in its table other data, at once: no sample sees a part of each.
 
         The item keeps key, priority, times sampled and its place in every order. What was sampled
@@ -193,6 +195,7 @@ class TrajectoryWriter(WriterCore):
             key: Of the item, as `create_item` returned it or as in `info.key`.
             trajectory: As for `create_item`: of the structure, dtypes and shapes that the item was
                 created with. Lengths may differ, where the table's signature lets them.
+            timeout: Seconds to wait where the table's extensions are behind; None: for ever.
 
         Returns:
             False where the item is not there any more.
@@ -200,11 +203,14 @@ class TrajectoryWriter(WriterCore):
         Raises:
             SignatureError: The item was created with another structure, dtype or shape.
             TableNotFoundError, InvalidArgumentError, ArgumentTypeError: As `create_item`.
-            ArenaFullError: No memory. Nothing is changed, whatever is raised.
+            ArenaFullError: No memory.
+            DeadlineExceededError: The extensions are behind still. Nothing is changed, whatever is
+                raised.
         """
+        seconds = limits.checked_timeout(timeout)
         number = self._connection.number(table)
         checked = limits.checked_key(key)
-        done = self.replace_data(number, table, checked, trajectory)
+        done = self.replace_data(number, table, checked, trajectory, seconds)
         if isinstance(done, bool):
             return done
         have = self._connection.native.schema_text(done).decode()
@@ -228,6 +234,7 @@ class TrajectoryWriter(WriterCore):
         Raises:
             DeadlineExceededError: The time is over; the items stay in line.
             InvalidArgumentError: block_until_num_items is negative.
+            ServerClosedError: The server was stopped.
         """
         n = limits.checked_int("block_until_num_items", block_until_num_items)
         if n < 0:
@@ -249,6 +256,7 @@ class TrajectoryWriter(WriterCore):
 
         Raises:
             DeadlineExceededError: The time is over; nothing was changed.
+            ServerClosedError: The server was stopped.
         """
         seconds = limits.checked_timeout_ms(timeout_ms)
         self._check_usable()
@@ -350,6 +358,9 @@ class TrajectoryWriter(WriterCore):
                 "Close has been called on this writer; make a new one to go on writing"
             )
         self._connection.store.check_fork()
+        # The writer may outlive its client, but not its server.
+        if self._connection.native.closed:
+            raise stopped(self._connection.store.address)
 
     def __enter__(self) -> TrajectoryWriter:
         """Returns the writer."""

@@ -12,7 +12,7 @@ import numpy as np
 from shmreplay import errors, limits, tree
 from shmreplay._native import logger
 from shmreplay.binding_support import as_array, table_not_found
-from shmreplay.pattern_plan import StepWriter, relabelled
+from shmreplay.pattern_plan import StepWriter, check_places, relabelled
 from shmreplay.reverb_types import TableInfo
 from shmreplay.spec import TensorSpec, dtype_name, shape_matches, shape_text
 
@@ -81,6 +81,7 @@ class Writer:
         self._signatures = {name: info.signature for name, info in server_info().items()}
         self._structure: Any = None  # of the newest step
         self._specs: list[TensorSpec] = []
+        self._paths: list[tree.Path] = []
         self._steps = 0  # within reach
         self._closed = False
         self._writer = make_writer(length)
@@ -107,6 +108,7 @@ class Writer:
             raise relabelled(error, flat) from None
         self._structure = tree.map_structure(lambda _: None, data)
         if not self._specs:
+            self._paths = [path for path, _ in flat]
             arrays = [as_array(leaf, path) for path, leaf in flat]
             self._specs = [TensorSpec(a.shape, a.dtype) for a in arrays]
         self._steps = min(self._steps + 1, self._max_length)
@@ -123,6 +125,8 @@ class Writer:
                 "Number of tensors per timestep was inconsistent. Previously it was "
                 f"{len(self._specs)}, but is now {len(flat)}."
             )
+        if self._specs:
+            check_places([path for path, _ in flat], self._paths)
         return flat
 
     def append_sequence(self, sequence: Any) -> None:

@@ -107,29 +107,34 @@ cdef class Session:
         return min(n, <uint32_t>SR_EVENTS_BATCH) if sr_table_has_events(
             &self.store.st, table) else n
 
-    cdef WaitLog wait_for_room(self, uint32_t table, WaitLog log, str what, bint wait=True):
+    cdef WaitLog wait_for_room(
+            self, uint32_t table, WaitLog log, str what, object timeout, double deadline):
         """After a refusal for want of room for events: sleep until there may be some."""
+        cdef uint32_t slice_ms = wait_slice_ms(deadline)
         self.store.check_extension_thread(table)
-        if not wait:
+        if slice_ms == 0:
             raise errors.DeadlineExceededError(
-                f"{what} in table {self.store.table_name(table)!r}: its extensions are behind")
+                f"{what} in table {self.store.table_name(table)!r} was not done within {timeout} "
+                "s: its extensions are behind")
         if log is None:
             log = WaitLog(lambda: f"{what} in table {self.store.table_name(table)!r}: its "
                           "extensions are behind")
         with nogil:
-            sr_wait_insert(&self.store.st, table, self.ses.room_seq, 100)
+            sr_wait_insert(&self.store.st, table, self.ses.room_seq, slice_ms)
         PyErr_CheckSignals()
         self.store.look_for_server(table)
         log.tick()
         return log
 
-    def update(self, uint32_t table, keys, priorities, bint wait=True):
+    def update(self, uint32_t table, keys, priorities, timeout=None):
         """Set priorities by key (uint64[N] and float64[N], C-contiguous).
 
-        Gives the number of keys found. Waits where the table's extensions are behind; without
-        `wait`, DeadlineExceededError is raised, and of at most `keys_at_once` keys nothing is done.
+        Gives the number of keys found. Waits where the table's extensions are behind, so many
+        seconds (None: for ever); then DeadlineExceededError, which says how many keys are done. Of
+        at most `keys_at_once` keys all are done or none.
         """
         self.usable()
+        cdef double deadline = deadline_of(timeout)
         cdef Py_buffer k, p
         cdef uint32_t applied = 0, done = 0, at = 0, n, step
         cdef int rc = SR_OK
@@ -150,7 +155,9 @@ cdef class Session:
                             <double *>p.buf + at, &done)
                     applied += done
                     if rc == SR_WOULD_BLOCK:
-                        log = self.wait_for_room(table, log, "updating priorities", wait)
+                        log = self.wait_for_room(
+                            table, log, f"updating priorities ({at} of {n} keys are done)",
+                            timeout, deadline)
                         continue
                     at += step
                     if rc != SR_OK or at >= n:
@@ -163,12 +170,13 @@ cdef class Session:
             raise_status(rc, "updating priorities")
         return applied
 
-    def delete(self, uint32_t table, keys, bint wait=True):
+    def delete(self, uint32_t table, keys, timeout=None):
         """Delete by key (uint64[N], C-contiguous). Gives the number of items deleted.
 
-        Waits where the table's extensions are behind; see `update` for `wait`.
+        Waits where the table's extensions are behind; see `update` for `timeout`.
         """
         self.usable()
+        cdef double deadline = deadline_of(timeout)
         cdef Py_buffer k
         cdef uint32_t deleted = 0, done = 0, at = 0, n, step
         cdef int rc = SR_OK
@@ -183,7 +191,9 @@ cdef class Session:
                         &self.ses, table, min(step, n - at), <uint64_t *>k.buf + at, &done)
                 deleted += done
                 if rc == SR_WOULD_BLOCK:
-                    log = self.wait_for_room(table, log, "deleting items", wait)
+                    log = self.wait_for_room(
+                        table, log, f"deleting items ({at} of {n} keys are done)", timeout,
+                        deadline)
                     continue
                 at += step
                 if rc != SR_OK or at >= n:
@@ -216,14 +226,15 @@ cdef class Session:
             raise_status(rc, "fetching items", self.store)
         return batch
 
-    def configure(self, uint32_t table, max_size, max_times_sampled, limiter, bint wait=True):
+    def configure(self, uint32_t table, max_size, max_times_sampled, limiter, timeout=None):
         """Change what is not None; limiter: (samples_per_insert, min_size_to_sample, min_diff,
         max_diff).
 
-        Without `wait`, DeadlineExceededError where the table's extensions are behind: no setting
-        has changed, and the call is to be made again.
+        Waits where the table's extensions are behind, so many seconds (None: for ever); then
+        DeadlineExceededError: no setting has changed.
         """
         self.usable()
+        cdef double deadline = deadline_of(timeout)
         cdef sr_table_change c
         cdef int rc
         memset(&c, 0, sizeof(c))
@@ -242,16 +253,19 @@ cdef class Session:
                 rc = sr_table_configure(&self.ses, table, &c)
             if rc != SR_WOULD_BLOCK:
                 break
-            log = self.wait_for_room(table, log, "changing a table's settings", wait)
+            log = self.wait_for_room(
+                table, log, "changing a table's settings", timeout, deadline)
         if rc != SR_OK:
             raise_status(rc, "changing a table's settings")
 
-    def reset(self, uint32_t table, bint wait=True):
+    def reset(self, uint32_t table, timeout=None):
         """Empty the table and zero its counters.
 
-        Waits where its extensions are behind; without `wait`, DeadlineExceededError.
+        Waits where its extensions are behind, so many seconds (None: for ever); then
+        DeadlineExceededError.
         """
         self.usable()
+        cdef double deadline = deadline_of(timeout)
         cdef int rc = SR_WOULD_BLOCK
         cdef WaitLog log = None
         while True:
@@ -259,7 +273,7 @@ cdef class Session:
                 rc = sr_reset(&self.ses, table)
             if rc != SR_WOULD_BLOCK:
                 break
-            log = self.wait_for_room(table, log, "resetting", wait)
+            log = self.wait_for_room(table, log, "resetting", timeout, deadline)
         if rc != SR_OK:
             raise_status(rc, "resetting a table")
 

@@ -92,7 +92,7 @@ cdef class StructuredCore:
     cdef list used             # flat indices of the leaves that patterns or conditions look at
     cdef list columns          # Column of each of them, None: not seen yet
     cdef list plans
-    cdef object n_leaves       # of a step, None: no step seen yet
+    cdef list paths            # of the leaves of a step, None: no step seen yet
     cdef Node node             # structure of the steps
     cdef Group group           # of all used columns, once a whole step of it was seen
     cdef AppendPlan plain      # how to write a flat dict that has all used columns
@@ -237,7 +237,7 @@ cdef class StructuredCore:
     cdef bint append_new(self, object data) except -1:
         """A structure other than the last one, or new columns, or something wrong."""
         flat = flatten_with_path(data)
-        check_step(flat, self.n_leaves, self.used)
+        check_step(flat, self.paths, self.used)
         cdef list given = []   # positions among the used columns
         cdef Py_ssize_t i
         for i in range(len(self.used)):
@@ -255,7 +255,7 @@ cdef class StructuredCore:
                 self.write_some([leaf for _, leaf in flat], given)
             except errors.ReverbError as e:
                 raise relabelled(e, flat) from None
-        self.n_leaves = len(flat)
+        self.paths = [path for path, _ in flat]
         self.learn(data, len(given) == len(self.used))
         return len(given) > 0
 

@@ -1262,11 +1262,12 @@ cdef class WriterCore:
         self.window_grew()
         return None
 
-    def replace_data(self, uint32_t t, str table, uint64_t key, trajectory, bint wait=True):
+    def replace_data(self, uint32_t t, str table, uint64_t key, trajectory, timeout=None):
         """Give the item of this key other data: True, False where it is gone, or the number of its
         structure where that is another one. Nothing is changed then.
 
-        Waits where the table's extensions are behind; without `wait`, DeadlineExceededError.
+        Waits where the table's extensions are behind, so many seconds (None: for ever); then
+        DeadlineExceededError.
         """
         cdef list leaves = []
         cdef list foreign = []
@@ -1277,14 +1278,14 @@ cdef class WriterCore:
             self.enter()
             try:
                 self.identify(plan, t, table, trajectory, leaves)
-                return self.refer_and_replace(t, key, leaves, plan.schema, wait)
+                return self.refer_and_replace(t, key, leaves, plan.schema, timeout)
             finally:
                 self.leave()
         finally:
             drop_foreign(foreign)
 
     cdef object refer_and_replace(self, uint32_t t, uint64_t key, list leaves, uint32_t schema,
-                                  bint wait):
+                                  object timeout):
         """A trajectory record even where whole rows of one block would do: see sr_replace."""
         cdef uint32_t first_run[SR_COLUMNS_MAX + 1]
         cdef uint32_t flags[SR_COLUMNS_MAX]
@@ -1294,6 +1295,7 @@ cdef class WriterCore:
         cdef int rc
         cdef sr_ses *ses = &self.session.ses
         cdef WaitLog log = None
+        cdef double deadline = deadline_of(timeout)
         for i in range(n):
             total += (<TrajectoryColumn>leaves[i]).n
         cdef sr_run *runs = <sr_run *>malloc(<size_t>total * sizeof(sr_run))
@@ -1318,7 +1320,8 @@ cdef class WriterCore:
                                 ses, t, key, SR_REF(off, SR_KIND_TRAJ), schema, &found, &other)
                         if rc != SR_WOULD_BLOCK:
                             break
-                        log = self.session.wait_for_room(t, log, "replace_item", wait)
+                        log = self.session.wait_for_room(
+                            t, log, "replace_item", timeout, deadline)
                 finally:
                     sr_release(ses, 1, &position)
         finally:

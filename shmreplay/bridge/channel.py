@@ -48,12 +48,6 @@ class _BridgeWriter(TrajectoryWriter):
     def make_room(self, table: str) -> None:
         """The channel has looked: there is room."""
 
-    def replace_data(
-        self, t: int, table: str, key: int, trajectory: Any, wait: bool = True
-    ) -> bool | int:
-        """Tries once: where the table's extensions are behind, the channel tries again."""
-        return super().replace_data(t, table, key, trajectory, False)
-
 
 @dataclasses.dataclass
 class _Item:
@@ -258,7 +252,7 @@ class Channel:
         """Gives an item other data. Its result says whether it is there."""
         while True:
             try:
-                return self.writer.replace_item(name, item.key, trajectory)
+                return self.writer.replace_item(name, item.key, trajectory, 0.0)
             except errors.DeadlineExceededError:
                 if self.tasks[0].cancelled:
                     raise

@@ -159,8 +159,7 @@ class RemoteConnection(Connection):
         max_size: int | None,
         max_times_sampled: int | None,
         limiter: Limiter | None,
-        *,
-        wait: bool = True,
+        timeout: float | None = None,
     ) -> None:
         """Gives a table those settings that are not None; the server waits as it has to."""
         self.check_open()
@@ -171,7 +170,7 @@ class RemoteConnection(Connection):
         body.meta += protocol.CHANGE.pack(
             number, what, max_size or 0, max_times_sampled or 0, *(limiter or (0.0, 0, 0.0, 0.0))
         )
-        self.link.call(Kind.CONFIGURE, body)
+        self.link.call(Kind.CONFIGURE, body, timeout, cancel=True)
 
     def stats(self) -> dict[str, float]:
         """Counters of the store and of each table: a flat dict of numbers, units in the names."""
@@ -228,28 +227,37 @@ class RemoteSession:
         self.connection.check_open()
         return self.connection.link.call(kind, body, timeout)
 
+    def _change(self, kind: Kind, body: Writer, timeout: float | None) -> Reader:
+        """What waits where the table's extensions are behind."""
+        self.connection.check_open()
+        return self.connection.link.call(kind, body, timeout, cancel=True)
+
     def update(
-        self, table: int, keys: npt.NDArray[np.uint64], priorities: npt.NDArray[np.float64]
+        self,
+        table: int,
+        keys: npt.NDArray[np.uint64],
+        priorities: npt.NDArray[np.float64],
+        timeout: float | None = None,
     ) -> int:
         """Sets priorities by key; the number of keys found."""
         body = self.connection.body()
         body.u16(table)
         body.array(keys)
         body.array(priorities)
-        return self._call(Kind.UPDATE, body).u32()
+        return self._change(Kind.UPDATE, body, timeout).u32()
 
-    def delete(self, table: int, keys: npt.NDArray[np.uint64]) -> int:
+    def delete(self, table: int, keys: npt.NDArray[np.uint64], timeout: float | None = None) -> int:
         """Deletes by key; the number of items deleted."""
         body = self.connection.body()
         body.u16(table)
         body.array(keys)
-        return self._call(Kind.DELETE, body).u32()
+        return self._change(Kind.DELETE, body, timeout).u32()
 
-    def reset(self, table: int) -> None:
+    def reset(self, table: int, timeout: float | None = None) -> None:
         """Empties the table and zeroes its counters."""
         body = Writer()
         body.u16(table)
-        self._call(Kind.RESET, body)
+        self._change(Kind.RESET, body, timeout)
 
     def pin(self, table: int, keys: npt.NDArray[np.uint64]) -> RemoteBatch:
         """Those of the items of these keys that are there; the server keeps no pins on them."""

@@ -246,14 +246,24 @@ class Link:
             body.u64(sequence)
             self.tell(Kind.RELEASE, body)
 
-    def call(self, kind: Kind, body: Writer, timeout: float | None = None) -> Reader:
+    def call(
+        self, kind: Kind, body: Writer, timeout: float | None = None, *, cancel: bool = False
+    ) -> Reader:
         """Sends a request and waits for the answer; see `answer`."""
-        return self.answer(self.post(kind, body), timeout)
+        return self.answer(self.post(kind, body), timeout, cancel=cancel)
 
-    def answer(self, pending: Pending, timeout: float | None = None) -> Reader:
+    def answer(
+        self, pending: Pending, timeout: float | None = None, *, cancel: bool = False
+    ) -> Reader:
         """Waits for an answer.
 
         The server keeps the deadline; here it counts only while the server is out of reach.
+
+        Args:
+            pending: The request.
+            timeout: Seconds; None: for ever.
+            cancel: The request has no deadline that the server knows: once the time is over, it is
+                told to wait no longer, and answers what it has done.
 
         Raises:
             DeadlineExceededError: The server is out of reach, and the time is over.
@@ -261,6 +271,8 @@ class Link:
         """
         end = None if timeout is None else time.monotonic() + timeout + 1.0
         try:
+            if cancel and timeout is not None and not pending.wait(max(timeout, 0.0)):
+                self.cancel(pending)
             while not pending.wait(1.0):
                 if end is not None and not self._connected and time.monotonic() > end:
                     raise errors.DeadlineExceededError(

@@ -239,7 +239,7 @@ class Operations:
         self._check_priorities(number, name, priorities)
 
         def update(native: _native.Session, part: slice) -> int:
-            return native.update(number, keys[part], priorities[part], False)
+            return native.update(number, keys[part], priorities[part], 0.0)
 
         return (yield from self._by_keys(number, task, len(keys), update))
 
@@ -249,7 +249,7 @@ class Operations:
         reader.finish()
 
         def delete(native: _native.Session, part: slice) -> int:
-            return native.delete(number, keys[part], False)
+            return native.delete(number, keys[part], 0.0)
 
         return (yield from self._by_keys(number, task, len(keys), delete))
 
@@ -261,20 +261,27 @@ class Operations:
         try:
             step, found = max(native.keys_at_once(number, n), 1), 0
             for at in range(0, n, step):
-                part = slice(at, at + step)
-                found += yield from self._once_told(number, task, partial(change, native, part))
+                attempt = partial(change, native, slice(at, at + step))
+                done = f" ({at} of {n} keys are done)"
+                found += yield from self._once_told(number, task, attempt, done)
         finally:
             self.connection.give_session(native)
         return _count(found)
 
-    def _once_told(self, number: int, task: Task, attempt: Callable[[], Any]) -> Work:
+    def _once_told(
+        self, number: int, task: Task, attempt: Callable[[], Any], done: str = ""
+    ) -> Work:
         """Tries again while the table's extensions are behind. Its result is the attempt's."""
         while True:
             try:
                 return attempt()
             except errors.DeadlineExceededError:
                 if task.cancelled:
-                    raise
+                    name = self.connection.configs[number].name
+                    raise errors.DeadlineExceededError(
+                        f"a change of table {name!r} was not done in time{done}: its extensions"
+                        " are behind"
+                    ) from None
             yield number, "events"
 
     def _reset(self, session: Session, reader: Reader, task: Task) -> Work:
@@ -282,7 +289,7 @@ class Operations:
         reader.finish()
         native = self.connection.take_session()
         try:
-            yield from self._once_told(number, task, lambda: native.reset(number, False))
+            yield from self._once_told(number, task, lambda: native.reset(number, 0.0))
         finally:
             self.connection.give_session(native)
         self._client._forget_stash(self.connection, number)
@@ -300,7 +307,7 @@ class Operations:
             RateLimiter(*limiter) if what & protocol.SET_LIMITER else None,
         )
         configure = self.connection.configure
-        yield from self._once_told(number, task, lambda: configure(number, *change, wait=False))
+        yield from self._once_told(number, task, lambda: configure(number, *change, 0.0))
         return Writer()
 
     # ------------------------------------------------------------------ looking

@@ -230,13 +230,13 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         return None
 
     def replace_data(
-        self, t: int, table: str, key: int, trajectory: Any, wait: bool = True
+        self, t: int, table: str, key: int, trajectory: Any, timeout: float | None = None
     ) -> bool | int:
         """Gives the item of this key other data. False where it is gone."""
         with self._order:
             self._encode_replacement(t, table, key, trajectory)
             pending = self._push(awaited=True)
-        return self._key_of(pending) is not None
+        return self._key_of(pending, timeout, cancel=True) is not None
 
     def insert_now(
         self,
@@ -305,10 +305,13 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             stream.body.text(self._remote.native.schema_text(number))
         return known
 
-    def _key_of(self, pending: Pending | None, timeout: float | None = None) -> int | None:
+    def _key_of(
+        self, pending: Pending | None, timeout: float | None = None, *, cancel: bool = False
+    ) -> int | None:
         """The key of the last item of a message, which was answered."""
         assert pending is not None
-        *before, (state, key, error) = _read_states(self._remote.link.answer(pending, timeout))
+        reader = self._remote.link.answer(pending, timeout, cancel=cancel)
+        *before, (state, key, error) = _read_states(reader)
         for _, _, failed in before:
             self._stream.item_error = self._stream.item_error or failed
         if error is not None:

@@ -56,7 +56,7 @@ def close(gate: Gate, server: reverb.Server, client: reverb.Client) -> None:
     session = server._connection.take_session()
     with pytest.raises(errors.DeadlineExceededError, match="its extensions are behind"):
         for _ in range(limits.EXTENSION_EVENTS + 1):
-            session.update(0, key, np.ones(1), False)
+            session.update(0, key, np.ones(1), 0.0)
     server._connection.give_session(session)
 
 

@@ -547,8 +547,12 @@ def test_every_call_raises_after_the_server_stopped(make_client: MakeClient) -> 
         lambda: client.update_priorities("table", [1], [1.0]),
         lambda: client.reset("table"),
         lambda: writer.create_item("table", 1.0, {"x": writer.history["x"][-1:]}),
+        writer.flush,
+        writer.end_episode,
         lambda: client.trajectory_writer(1),
         client.server_info,
+        client.check,
+        server.check,
     ]
     for call in calls:
         with pytest.raises(reverb.errors.ServerClosedError):

@@ -356,3 +356,16 @@ def test_close_when_the_server_is_gone(
     for writer in writers:
         with pytest.raises(RuntimeError, match="after Close"):
             writer.flush()
+
+
+@pytest.mark.parametrize("other", [{"b": 3, "c": 4}, [3, 4]])
+def test_leaves_that_stand_elsewhere_than_before_are_refused(
+    client: reverb.Client, other: Any
+) -> None:
+    with client.writer(2) as writer:
+        writer.append({"a": 1, "b": 2})
+        with pytest.raises(reverb.errors.SignatureError, match="known by their place"):
+            writer.append(other)
+        writer.append({"a": 5, "b": 6})
+        writer.create_item(TABLE, 2, 1.0)
+    assert taken(client) == [[[1, 5], [2, 6]]]

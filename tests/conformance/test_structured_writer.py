@@ -237,6 +237,30 @@ def test_leaves_of_patterns_and_conditions_must_be_such() -> None:
         Condition.step_index() >= 1.5  # type: ignore[operator]  # noqa: B015
 
 
+@pytest.mark.parametrize("value", [1.5, "1", None])
+def test_conditions_compare_with_ints(value: Any) -> None:
+    index = Condition.step_index()
+    comparisons: list[Callable[[], Any]] = [
+        lambda: index > value,
+        lambda: index >= value,
+        lambda: index < value,
+        lambda: index <= value,
+        lambda: index == value,
+        lambda: index != value,
+        lambda: index % value == 1,
+        lambda: index % 2 == value,
+    ]
+    for compare in comparisons:
+        with pytest.raises(reverb.errors.ArgumentTypeError):
+            compare()
+
+
+@pytest.mark.parametrize("configs", [None, 3])
+def test_configs_must_be_a_list(client: reverb.Client, configs: Any) -> None:
+    with pytest.raises(reverb.errors.ArgumentTypeError, match="configs must be a list of Config"):
+        client.structured_writer(configs)
+
+
 def test_what_create_config_makes() -> None:
     pattern = {"x": A[-3:-1], "y": [C[-2], C[-4::3]]}
     made = create_config(pattern, TABLE, [Condition.step_index() > 3])
@@ -342,12 +366,35 @@ def test_rows_are_those_asked_for_over_many_blocks(
             np.testing.assert_array_equal(z, np.arange(i - 3, i + 1))
 
 
-def test_any_step_structure_of_as_many_leaves_will_do(
+class Pair(NamedTuple):
+    """A step whose fields stand where those of the usual step of two leaves do."""
+
+    a: Any
+    b: Any
+
+
+def test_steps_of_other_containers_with_the_same_names_will_do(
     client: reverb.Client, make_writer: Writers
 ) -> None:
-    steps = [[1, 2], {"q": 3, "r": 4}, ((5,), 6), step(7, 8)]
-    write(make_writer(client, config({"x": A[-1], "y": C[-1]})), steps)
-    assert taken(client) == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    steps = [{"b": 2, "a": 1}, Pair(3, 4), {"a": 5, "b": None}, {"a": 7, "b": 8}]
+    reference = structured.create_reference_step(Pair(None, None))
+    write(make_writer(client, config({"x": reference.a[-1], "y": reference.b[-1]})), steps)
+    assert taken(client) == [[1, 2], [3, 4], [7, 8]]
+    write(make_writer(client, config({"x": reference.a[-1]})), [[1, 2], (3, 4)])
+    assert taken(client) == [[1], [3]]
+
+
+@pytest.mark.parametrize("other", [{"a": 3, "c": 4}, [3, 4], {"a": None, "c": 4}, ((3,), 4)])
+def test_leaves_that_stand_elsewhere_than_before_are_refused(
+    client: reverb.Client, make_writer: Writers, other: Any
+) -> None:
+    reference = structured.create_reference_step(Pair(None, None))
+    writer = make_writer(client, config({"x": reference.a[-2:], "y": reference.b[-1]}))
+    writer.append({"a": 1, "b": 2})
+    with pytest.raises(reverb.errors.SignatureError, match="known by their place"):
+        writer.append(other)
+    write(writer, [{"a": 5, "b": 6}])
+    assert taken(client) == [[[1, 5], 6]]
 
 
 def test_a_step_may_be_one_leaf(client: reverb.Client, make_writer: Writers) -> None:

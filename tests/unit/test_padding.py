@@ -101,3 +101,30 @@ def test_items_that_do_not_go_together(first: Any, second: Any, fragment: str) -
 def test_no_items() -> None:
     with pytest.raises(errors.InvalidArgumentError, match="no samples"):
         pad_batch([])
+
+
+@pytest.mark.parametrize("samples", [3, None, [1, 2], [{"x": 1}]])
+def test_what_are_no_samples_is_refused(samples: Any) -> None:
+    with pytest.raises(errors.ArgumentTypeError, match="samples must be"):
+        pad_batch(samples)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "match"),
+    [
+        ([1, 4], 3, "in \\[0, size=3\\]"),
+        ([-1, 2], 3, "in \\[0, size=3\\]"),
+        ([[1]], 3, "shape"),
+        (2, 3, "shape"),
+        ([0.5], 3, "integers"),
+        (None, 3, "integers"),
+        ([], -1, "in \\[0, size=-1\\]"),
+    ],
+)
+def test_a_mask_of_bad_lengths_is_refused(lengths: Any, size: int, match: str) -> None:
+    with pytest.raises(errors.ReverbError, match=match):
+        mask(lengths, size)
+
+
+def test_a_mask_of_no_items_is_empty() -> None:
+    assert mask([], 3).shape == (0, 3)
