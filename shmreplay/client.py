@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from shmreplay import _native, address, errors, limits, live_table, tree
 from shmreplay.batches import SampleOutput, gather, item_arrays, item_views
-from shmreplay.binding_support import as_array, bad_priority
+from shmreplay.binding_support import as_array
 from shmreplay.compat import ignored_argument
 from shmreplay.connection import Connection, WaitLog, stopped
-from shmreplay.item_schema import Leaf
+from shmreplay.inserting import Inserter, check_priorities, checked_priorities
 from shmreplay.rate_limiters import RateLimiter
 from shmreplay.replay_sample import ItemInfo, ReplaySample, SampleInfo
 from shmreplay.reverb_types import TableInfo
@@ -63,7 +63,7 @@ class Client:
         self._lock = threading.RLock()
         self._closed = False
         self._stash: dict[int, deque[_native.Batch]] = {}
-        self._insert_writers: list[TrajectoryWriter] = []
+        self._inserter: Inserter | None = None
 
     @property
     def server_address(self) -> str:
@@ -104,7 +104,7 @@ class Client:
             self._lock = threading.RLock()
             self._connection = None
             self._stash = {}
-            self._insert_writers = []
+            self._inserter = None
         made: Connection | None = None
         while True:
             with self._lock:
@@ -145,9 +145,9 @@ class Client:
             raise stopped(self._server_address)
         self._connection = connection
         self._stash = {}
-        writers, self._insert_writers = self._insert_writers, []
-        for writer in writers:
-            writer.close()
+        inserter, self._inserter = self._inserter, None
+        if inserter is not None:
+            inserter.close()
         old.close()
 
     def _open_writer(
@@ -168,11 +168,11 @@ class Client:
         with self._lock:
             self._closed = True
             connection, self._connection = self._connection, None
-            writers, self._insert_writers = self._insert_writers, []
+            inserter, self._inserter = self._inserter, None
             self._stash = {}
         if connection is not None and not connection.store.forked:
-            for writer in writers:
-                writer.close()
+            if inserter is not None:
+                inserter.close()
             connection.close()
 
     def __enter__(self) -> Client:
@@ -208,85 +208,20 @@ class Client:
             ArenaFullError: No memory.
         """
         connection, seconds = self._reach(timeout)
-        if not isinstance(priorities, Mapping) or not priorities:
-            raise errors.InvalidArgumentError(
-                f"priorities must be a non-empty dict of table name -> priority, got {priorities!r}"
-            )
-        targets = [
-            (connection.number(t), t, self._checked_priority(connection, t, p))
-            for t, p in priorities.items()
-        ]
-        flat = tree.flatten_with_path(data)
-        if not flat:
-            raise errors.InvalidArgumentError(f"data has no leaves: {data!r}")
-        leaves: list[Leaf] = []
-        for path, leaf in flat:
-            if leaf is None:
-                raise errors.ArgumentTypeError(f"data at {path} is None; expected an array")
-            array = as_array(leaf, path)
-            leaves.append((DTYPE_CODES[array.dtype], (1, *array.shape), False))
-        for number, _, _ in targets:
-            connection.check_signature(number, leaves)
-        writer = self._take_insert_writer(connection, data)
-        done: list[str] = []
-        end = None if seconds is None else time.monotonic() + seconds
-        try:
-            writer.append(data)
-            item = tree.map_structure_with_path(lambda path, _: writer.last_of(path), data)
-            for number, table, _ in targets:
-                writer.check_item(number, table, item)
-            for number, table, priority in targets:
-                describe = connection.describe_wait(number, "insert")
-                # Of the first table what was given, since the message names it.
-                left = end - time.monotonic() if end is not None and done else seconds
-                writer.insert_now(number, table, priority, item, left, describe)
-                done.append(table)
-        except BaseException as e:
-            # Not kept: data that it refused may have left it with columns that nothing has.
-            writer.close()
-            if len(targets) > 1:
-                e.add_note(f"inserted into: {done}")
-            raise
-        writer.finish_episode(True)
-        self._give_insert_writer(writer)
+        inserter = self._inserter
+        if inserter is None or inserter.connection is not connection:
+            inserter = self._new_inserter(connection)
+        inserter.insert(data, priorities, seconds)
 
-    def _take_insert_writer(self, connection: Connection, data: Any) -> TrajectoryWriter:
-        """A writer whose columns fit the data: inserts of other types need another one."""
+    def _new_inserter(self, connection: Connection) -> Inserter:
         with self._lock:
-            for i, writer in enumerate(self._insert_writers):
-                if writer.accepts(data):
-                    return self._insert_writers.pop(i)
-            while len(self._insert_writers) > limits.INSERT_WRITERS_MAX:
-                self._insert_writers.pop(0).close()
-        return self._open_writer(connection, 1)
-
-    def _give_insert_writer(self, writer: TrajectoryWriter) -> None:
-        with self._lock:
-            if not self._closed:
-                self._insert_writers.append(writer)
-                return
-        writer.close()
-
-    def _checked_priority(self, connection: Connection, table: str, priority: Any) -> float:
-        number = connection.number(table)
-        if priority is None:
-            return math.nan  # which the core takes for the largest seen
-        if np.ndim(priority) > 0:
-            raise errors.ArgumentTypeError(
-                f"the priority for table {table!r} must be one number, got {priority!r:.80}"
-            )
-        values = _batch_priorities(priority, 1)
-        self._check_priorities(connection, table, number, values)
-        return float(values[0])
-
-    def _check_priorities(
-        self, connection: Connection, table: str, number: int, values: npt.NDArray[np.float64]
-    ) -> None:
-        session = connection.take_session()
-        bad = session.first_bad_priority(number, values)
-        connection.give_session(session)
-        if bad >= 0:
-            raise bad_priority(table, float(values[bad]))
+            inserter = self._inserter
+            if inserter is None or inserter.connection is not connection:
+                # Once closed, the client keeps none: this one closes its writers after the call.
+                inserter = Inserter(connection, self._open_writer, self._closed)
+                if not self._closed:
+                    self._inserter = inserter
+            return inserter
 
     def insert_batch(
         self,
@@ -321,8 +256,8 @@ class Client:
         if priorities is None:
             prio = np.full(n, math.nan)  # which the core takes for the largest seen
         else:
-            prio = _batch_priorities(priorities, n)
-            self._check_priorities(connection, table, number, prio)
+            prio = checked_priorities(priorities, n)
+            check_priorities(connection, table, number, prio)
         leaves = [(DTYPE_CODES[c.dtype], c.shape[1:], True) for c in columns]
         connection.check_signature(number, leaves)
         schema = connection.intern(data, leaves)
@@ -718,8 +653,8 @@ class Client:
         connection, seconds = self._reach(timeout)
         number = connection.number(table)
         key_array = checked_keys(keys)
-        values = _batch_priorities(priorities, len(key_array))
-        self._check_priorities(connection, table, number, values)
+        values = checked_priorities(priorities, len(key_array))
+        check_priorities(connection, table, number, values)
         session = connection.take_session()
         try:
             return session.update(number, key_array, values, seconds)
@@ -755,8 +690,8 @@ class Client:
             raise errors.ArgumentTypeError(f"updates must be a dict, got {updates!r}")
         items = {} if updates is None else updates
         keys = checked_keys(list(items.keys()))
-        values = _batch_priorities(list(items.values()), len(keys))
-        self._check_priorities(connection, table, number, values)
+        values = checked_priorities(list(items.values()), len(keys))
+        check_priorities(connection, table, number, values)
         began = time.monotonic()
         session = connection.take_session()
         try:
@@ -1023,31 +958,6 @@ def checked_keys(keys: Any) -> npt.NDArray[np.uint64]:
             f"keys must not be negative, got {int(array.min())}; take them from info.key"
         )
     return np.ascontiguousarray(array, np.uint64)
-
-
-def _batch_priorities(priorities: Any, n: int) -> npt.NDArray[np.float64]:
-    try:
-        given = np.asarray(priorities)
-        if given.dtype.kind == "O":  # numpy would make NaN of None
-            given = np.array([float(p) for p in given.flat]).reshape(given.shape)
-        if given.dtype.kind not in "biuf":  # and numbers of texts
-            raise TypeError
-        values = given.astype(np.float64, copy=False)
-    except OverflowError:
-        raise errors.PriorityError(
-            f"priorities must fit a float64, got {priorities!r:.80}"
-        ) from None
-    except (TypeError, ValueError):
-        raise errors.ArgumentTypeError(
-            f"priorities must be numbers, got {priorities!r:.80}"
-        ) from None
-    if values.ndim == 0:
-        return np.full(n, values)
-    if values.shape != (n,):
-        raise errors.InvalidArgumentError(
-            f"priorities must be one number or have shape [{n}], got {list(values.shape)}"
-        )
-    return np.ascontiguousarray(values)
 
 
 def _batch_columns(data: Any) -> tuple[list[npt.NDArray[Any]], int]:

@@ -41,7 +41,7 @@ LAYERS = [
     {"overview"},
     {"address", "connection"},
     {"batches", "sampler", "trajectory_writer"},
-    {"live_table", "structured_writer", "writer"},
+    {"inserting", "live_table", "structured_writer", "writer"},
     {"client", "structured", "pattern_stream", "extension_thread"},
     {"bridge"},
     {"server", "dump", "dataset", "tf_client", "monitor"},

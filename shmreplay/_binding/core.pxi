@@ -212,6 +212,7 @@ cdef extern from "Python.h":
     int PyThread_acquire_lock(PyThread_type_lock lock, int wait) nogil
     void PyThread_release_lock(PyThread_type_lock lock) nogil
     int PyErr_CheckSignals() except -1
+    long long PyLong_AsLongLongAndOverflow(object number, int *overflow)
     Py_ssize_t PyNumber_AsSsize_t(object index, PyObject *overflow) except? -1
     int PySlice_Unpack(object slice, Py_ssize_t *start, Py_ssize_t *stop,
                        Py_ssize_t *step) except -1

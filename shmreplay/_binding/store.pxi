@@ -351,6 +351,11 @@ cdef class Store:
             raise_status(rc, "listing items")
         return None if cursor == SR_LIST_END else cursor, got
 
+    def priority_ok(self, uint32_t table, double priority):
+        """Does the table take this priority?"""
+        self.usable()
+        return bool(sr_priority_ok(&self.st, table, priority))
+
     def consumes(self, uint32_t table):
         """Is what is drawn not drawn again: out of the table, or through a pass?"""
         self.usable()

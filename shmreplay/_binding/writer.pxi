@@ -771,6 +771,40 @@ cdef class WriterCore:
             self.close_step()
         return 0
 
+    def append_again(self, data):
+        """Append one step if it is just like the last one: the same containers and keys, each leaf
+        what its column holds, without conversion. False where it is not: nothing was done.
+
+        Raises:
+            ArenaFullError: No memory. Nothing is changed.
+        """
+        cdef list leaves = []
+        cdef AppendPlan plan
+        cdef char scratch[SCRATCH]
+        cdef Py_ssize_t i
+        self.enter()
+        try:
+            plan = self.plan
+            if sr_store_is_closed(&self.session.store.st):
+                raise_status(SR_CLOSED, "append", self.session.store)
+            if plan is None or self.in_place:
+                return False
+            if plan.flat:
+                if type(data) is not dict or not self.append_plain(<dict>data, plan):
+                    return False
+            else:
+                if not flatten_by(data, plan.node, leaves):
+                    return False
+                for i in range(len(leaves)):
+                    if plain_leaf(
+                            <Column>plan.columns[i], <PyObject *>leaves[i], scratch) == NULL:
+                        return False
+                self.write_row(plan.group, plan.columns, leaves)
+            self.close_step()
+            return True
+        finally:
+            self.leave()
+
     cdef bint append_plain(self, dict data, AppendPlan plan) except -1:
         """The common step: a flat dict of the same keys, each leaf just what its column holds.
 
@@ -1440,6 +1474,28 @@ cdef class WriterCore:
         self.check_columns(leaves)
         self.identify(plan, t, table, trajectory, leaves)
 
+    def insert_newest(self, uint32_t t, uint32_t schema, double priority, timeout, describe):
+        """Insert the step of the last `append_again` as an item of this structure, all its columns
+        with a time dimension of 1. Waits as the limiter demands.
+
+        The writer is the caller's alone. Gives the key.
+        """
+        cdef Group group = self.plan.group
+        cdef sr_item item
+        cdef uint64_t key = 0
+        self.enter()
+        try:
+            item.ref = SR_REF(group.block, SR_KIND_BLOCK)
+            item.row_start = <uint32_t>group.rows - 1
+            item.row_count = 1
+            item.schema = schema
+            item.priority = priority
+            self.session.insert_items(
+                t, &item, 1, &key, 0, timeout, deadline_of(timeout), describe)
+            return key
+        finally:
+            self.leave()
+
     def insert_now(self, uint32_t t, str table, double priority, trajectory, timeout, describe):
         """Insert an item, waiting as the limiter demands.
 
@@ -1903,7 +1959,7 @@ cdef inline const void *plain_leaf(Column c, PyObject *leaf, char *scratch) noex
     """
     cdef type kind = type(<object>leaf)
     cdef sr_array_head *a
-    cdef int i
+    cdef int i, overflow = 0
     if kind is array_type:
         a = <sr_array_head *>leaf
         if (not arrays_readable or a.descr != <PyObject *>c.dtype or a.nd != c.ndim
@@ -1923,6 +1979,9 @@ cdef inline const void *plain_leaf(Column c, PyObject *leaf, char *scratch) noex
     if kind is bool and c.code == 1:
         scratch[0] = <object>leaf is True
         return scratch
+    if kind is int and c.code == 5:
+        (<int64_t *>scratch)[0] = PyLong_AsLongLongAndOverflow(<object>leaf, &overflow)
+        return NULL if overflow else scratch
     return NULL
 
 
@@ -1936,13 +1995,9 @@ cdef const void *take_leaf(Column c, object leaf, Py_buffer *buf, char *scratch)
     if plain != NULL:
         return plain
     if kind is int and c.code == 5 and c.ndim == 0:
-        try:
-            (<int64_t *>scratch)[0] = leaf
-        except OverflowError:
-            raise errors.SignatureError(
-                f"Tensor of wrong dtype provided for column {c.path}. Got {leaf} which "
-                "does not fit int64.") from None
-        return scratch
+        raise errors.SignatureError(
+            f"Tensor of wrong dtype provided for column {c.path}. Got {leaf} which does not fit "
+            "int64.")
     if not PyObject_CheckBuffer(leaf) or kind is bytes or kind is bytearray:
         leaf = as_array(leaf, c.path)
     try:
