@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeAlias
 
-from shmreplay import selectors
+from shmreplay import protobuf, selectors
+from shmreplay.errors import InvalidArgumentError
 
 __all__ = [
     "HeapOptions",
@@ -196,6 +197,56 @@ class TableInfo:
     sample_blocked_by: str = ""
     """Why the limiter would not let one more sample be taken, and what would change that; else
     empty."""
+
+    @classmethod
+    def from_serialized_proto(cls, proto_string: bytes) -> TableInfo:
+        """Reads a ``TableInfo`` of Reverb in its binary form.
+
+        Raises:
+            InvalidArgumentError: It is none, or its signature has types that cannot be stored.
+        """
+        proto = protobuf.Message(proto_string)
+        limiter, times = proto.message(5), proto.message(12)
+        info = RateLimiterInfo(
+            samples_per_insert=limiter.double(1),
+            min_size_to_sample=limiter.integer(4),
+            min_diff=limiter.double(2),
+            max_diff=limiter.double(3),
+            insert_stats=RateLimiterCallStats(limiter.message(5).integer(2)),
+            sample_stats=RateLimiterCallStats(limiter.message(6).integer(2)),
+        )
+        size = proto.integer(7)
+        return cls(
+            name=proto.text(8),
+            sampler_options=_options_of(proto.message(1)),
+            remover_options=_options_of(proto.message(2)),
+            max_size=proto.integer(3),
+            max_times_sampled=proto.integer(4),
+            rate_limiter_info=info,
+            signature=protobuf.signature_of(proto.message(6)),
+            current_size=size,
+            num_episodes=proto.integer(9),
+            num_deleted_episodes=proto.integer(10),
+            num_unique_samples=proto.integer(11),
+            table_worker_time=TableWorkerTime(*(times.integer(n) for n in range(1, 7))),
+            insert_blocked_by=insert_blocked_by(info, size),
+            sample_blocked_by=sample_blocked_by(info, size),
+        )
+
+
+def _options_of(proto: protobuf.Message) -> KeyDistributionOptions:
+    """How a selector selects, as Reverb tells it."""
+    for number, kind in ((1, "fifo"), (2, "uniform"), (6, "lifo")):
+        if number in proto:
+            return KeyDistributionOptions(kind)
+    if 3 in proto:
+        return KeyDistributionOptions("prioritized", proto.message(3).double(1))
+    if 4 in proto:
+        return KeyDistributionOptions("min_heap" if proto.message(4).integer(1) else "max_heap")
+    raise InvalidArgumentError(
+        "Got a TableInfo whose sampler or remover is of no known kind; expected fifo, lifo, "
+        "uniform, prioritized or heap."
+    )
 
 
 def insert_blocked_by(limiter: RateLimiterInfo, size: int) -> str:

@@ -90,7 +90,11 @@ def _hint(dtype: np.dtype[Any]) -> str:
         case "O":
             return "Convert it to numbers, for instance with np.asarray(x, dtype=np.float32)."
         case "S" | "U" | "T":
-            return "Encode text as bytes in an array of uint8, for instance with np.frombuffer."
+            return (
+                "Text has no fixed size. Give it as bytes of one width in an array of uint8:"
+                ' x = np.array(texts, "S16"), then x.view(np.uint8).reshape(*x.shape, 16); what is'
+                ' sampled is text again with .view("S16")[..., 0].'
+            )
         case "M" | "m":
             return "Convert it to integers with .astype(np.int64)."
         case "f":

@@ -28,8 +28,11 @@ CORE_FILE_LINES = 400
 LAYERS = [
     {"errors", "compat"},
     {"limits", "checkpointers", "counters", "wording"},
+    {"textproto"},
     {"tree", "selectors", "rate_limiters", "replay_sample", "extensions"},
-    {"spec", "reverb_types", "item_selectors", "patterns", "padding"},
+    {"spec", "item_selectors", "patterns", "padding", "platform"},
+    {"protobuf"},
+    {"reverb_types"},
     {"binding_support", "table"},
     {"pattern_plan"},
     {"_native"},
@@ -55,7 +58,7 @@ LAYERS = [
         "command_ls",
         "command_top",
     },
-    {"cli", "integrations", "metrics", "pybind"},
+    {"cli", "integrations", "metrics", "pybind", "reverb_server"},
     {"__main__", "trajectory_dataset", "timestep_dataset", "pattern_dataset"},
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import operator
 import pickle
 import subprocess
 import sys
@@ -75,6 +76,8 @@ BY_MODULE = {
             "create_default_checkpointer",
         ),
     ],
+    "platform.checkpointers_lib": ["CheckpointerBase", "DefaultCheckpointer"],
+    "platform.default.checkpointers": ["CheckpointerBase", "default_checkpointer"],
     "rate_limiters": ["RateLimiter", "MinSize", "SampleToInsertRatio", "Queue", "Stack"],
     "replay_sample": ["ReplaySample", "SampleInfo"],
     "reverb_types": ["TableInfo", "SelectorType", "SpecNest"],
@@ -94,7 +97,7 @@ def test_name_is_there(name: str) -> None:
 @pytest.mark.parametrize(("module", "names"), BY_MODULE.items(), ids=list(BY_MODULE))
 def test_names_of_modules(module: str, names: list[str]) -> None:
     found = importlib.import_module(f"shmreplay.{module}")
-    assert getattr(reverb, module) is found
+    assert operator.attrgetter(module)(reverb) is found
     assert [name for name in names if not hasattr(found, name)] == []
 
 

@@ -205,9 +205,9 @@ def test_a_new_column_beside_a_wrong_one_is_forgotten(world: World) -> None:
 
 UNSUPPORTED: list[tuple[Any, str, str]] = [
     (np.array([{}, None]), "object", "Convert it to numbers"),
-    (np.array(["a", "b"]), "U1", "Encode text as bytes"),
-    (np.array([b"a", b"b"]), "S1", "Encode text as bytes"),
-    (np.zeros(2, ">U3"), "U3", "Encode text as bytes"),
+    (np.array(["a", "b"]), "U1", "Give it as bytes"),
+    (np.array([b"a", b"b"]), "S1", "Give it as bytes"),
+    (np.zeros(2, ">U3"), "U3", "Give it as bytes"),
     (np.array(["2020-01-01", "NaT"], "datetime64[D]"), "datetime64[D]", "np.int64"),
     (np.array([1, 2], "timedelta64[s]"), "timedelta64[s]", "np.int64"),
     (np.zeros(2, np.longdouble), "float128", "np.float64"),
