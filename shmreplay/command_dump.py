@@ -56,8 +56,15 @@ def run(options: argparse.Namespace) -> int:
             number = [config.name for config in found.tables].index(table)
             result = dump_table(found.native, number, options.limit)
             arrays: dict[str, Any] = dict(result.arrays)
-            with path.open("wb") as file:
-                np.savez(file, **arrays)
+            try:
+                with path.open("wb") as file:
+                    np.savez(file, **arrays)
+            except OSError as error:
+                complain(
+                    f"{path} cannot be written: {error.strerror}. Make its directory, or choose"
+                    " another place with -o"
+                )
+                return PROBLEM
             about = {"table": table, "items": result.n_items, "unreadable": result.n_unreadable}
             written.append({**about, "path": str(path)})
         about = {**describe(found), "dumped": written}

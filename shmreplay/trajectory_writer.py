@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from shmreplay import _native, errors, limits, tree
+from shmreplay import _native, errors, item_schema, limits, tree
 from shmreplay._native import TrajectoryColumn, WriterCore
 from shmreplay.binding_support import check_new_structure
 from shmreplay.connection import Connection, WaitLog, stopped
@@ -66,6 +66,10 @@ class TrajectoryWriter(WriterCore):
     def schema_for(self, trajectory: Any, leaves: Sequence[Leaf]) -> int:
         """Number of an item structure in the store."""
         return self._connection.intern(trajectory, leaves)
+
+    def find_schema(self, trajectory: Any, leaves: Sequence[Leaf]) -> int | None:
+        """Number of an item structure in the store, None where no item has had it."""
+        return self._connection.native.schema_find(item_schema.encode(trajectory, leaves))
 
     def check_signature(
         self, table_number: int, table: str, trajectory: Any, leaves: Sequence[Leaf]

@@ -84,6 +84,7 @@ cdef extern from "_core/shmreplay.h" nogil:
     int sr_session_close(sr_ses *ses)
     void sr_session_abandon(sr_ses *ses)
 
+    int sr_schema_find(sr_store *st, const char *json, uint64_t bytes, uint32_t *id)
     int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *id)
     const char *sr_schema_text(const sr_store *st, uint32_t id, uint64_t *bytes)
 

@@ -394,6 +394,15 @@ cdef class Store:
         if rc != SR_OK:
             raise_status(rc, "checking the store")
 
+    def schema_find(self, bytes json):
+        """Number of an item structure, None where no item has had it."""
+        self.usable()
+        cdef uint32_t number
+        cdef int rc = sr_schema_find(&self.st, <const char *>json, len(json), &number)
+        if rc != SR_OK:
+            raise_status(rc, "looking for an item structure", self)
+        return None if number == SR_NONE else number
+
     def schema_intern(self, bytes json):
         """Number of an item structure, adding it if it is new."""
         self.usable()

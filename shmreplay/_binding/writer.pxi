@@ -1305,14 +1305,18 @@ cdef class WriterCore:
         """
         cdef list leaves = []
         cdef list foreign = []
-        cdef ItemPlan plan = self.match_plan(trajectory, leaves)
+        self.match_plan(trajectory, leaves)
         self.check_columns(leaves)
         try:
             leaves = [self.freeze(<TrajectoryColumn>x, i, foreign) for i, x in enumerate(leaves)]
             self.enter()
             try:
-                self.identify(plan, t, table, trajectory, leaves)
-                return self.refer_and_replace(t, key, leaves, plan.schema, timeout)
+                check_alive(leaves)
+                self.check_signature(t, table, trajectory, leaf_types(leaves, True))
+                # Only looked for: what is refused leaves nothing in the store.
+                schema = self.find_schema(trajectory, leaf_types(leaves, False))
+                return self.refer_and_replace(
+                    t, key, leaves, SR_NONE if schema is None else schema, timeout)
             finally:
                 self.leave()
         finally:
@@ -1683,6 +1687,10 @@ cdef class WriterCore:
         Leaves are (dtype code, shape of a value, squeezed).
         """
         raise errors.ReverbError("a writer needs schema_for")
+
+    def find_schema(self, trajectory, leaves):
+        """Number of the structure in the store, None where no item has had it."""
+        raise errors.ReverbError("a writer needs find_schema")
 
     def check_signature(self, table_number, table, trajectory, leaves):
         """Check against the table's signature; gives the leading dimensions it demands, or None."""

@@ -46,14 +46,20 @@ static int append(sr_store *st, uint64_t hash, const char *json, uint64_t bytes,
     return rc;
 }
 
-int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *id) {
+int sr_schema_find(sr_store *st, const char *json, uint64_t bytes, uint32_t *id) {
     SR_GUARDED(st, SR_CORRUPT)
-    uint64_t hash = hash_text(json, bytes);
     uint32_t n = atomic_load_explicit(&st->hdr->n_schemas, memory_order_acquire);
     SR_ASSERT(n <= SR_SCHEMAS_MAX);
-    *id = find(st, n, hash, json, bytes);
-    if (*id != SR_NONE) return SR_OK;
-    int rc = append(st, hash, json, bytes, id);
+    *id = find(st, n, hash_text(json, bytes), json, bytes);
+    return SR_OK;
+}
+
+int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *id) {
+    SR_GUARDED(st, SR_CORRUPT)
+    int rc = sr_schema_find(st, json, bytes, id);
+    if (rc != SR_OK || *id != SR_NONE) return rc;
+    uint64_t hash = hash_text(json, bytes);
+    rc = append(st, hash, json, bytes, id);
     while (rc == SR_DIRTY) {
         rc = sr_repair(st);
         if (rc == SR_OK) rc = append(st, hash, json, bytes, id);

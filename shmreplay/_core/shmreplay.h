@@ -134,6 +134,8 @@ int sr_repair(sr_store *st);
 /* Find or append. `*id` is valid for the life of the store. SR_OK, SR_LIMIT, SR_FULL,
  * SR_NOSPACE, SR_CORRUPT. Takes the schema lock, then an arena lock. */
 int sr_schema_intern(sr_store *st, const char *json, uint64_t bytes, uint32_t *id);
+/* Find; `*id` is SR_NONE where it is not there. SR_OK, SR_CORRUPT. No lock. */
+int sr_schema_find(sr_store *st, const char *json, uint64_t bytes, uint32_t *id);
 /* Text of schema `id`, NULL if there is none, or it is not what was written. No lock: entries never
  * change. */
 const char *sr_schema_text(const sr_store *st, uint32_t id, uint64_t *bytes);

@@ -4,6 +4,7 @@ fetching by key, other data for an item, and the largest priority.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -377,15 +378,27 @@ def test_replaced_data_in_the_same_place(serve: Maker, connect: Connect, selecto
         writer.close()
 
 
+def structures(server: reverb.Server) -> int:
+    """How many item structures the store has."""
+    for number in itertools.count():
+        try:
+            server._connection.native.schema_text(number)
+        except errors.TableCorruptedError:
+            return number
+    raise AssertionError
+
+
 def test_replacing_what_is_gone_or_was_made_in_another_way(serve: Maker, connect: Connect) -> None:
     server = serve([table(), table("u")])
     with connect(server) as client:
         writer = three_steps(client)
         x, y = writer.history["x"], writer.history["y"]
         key = created(writer.create_item("t", 1.0, {"x": x[:], "y": y[:]}))
+        known = structures(server)
         for other in ({"x": x[:]}, {"x": y[:], "y": x[:]}, {"x": x[0], "y": y[0]}, [x[:], y[:]]):
             with pytest.raises(errors.SignatureError, match=r"another structure.*\[5,\[\],false\]"):
                 writer.replace_item("t", key, other)
+        assert structures(server) == known  # what is refused leaves nothing in the store
         for bad in (-1, 2**64, 1.5, "1", None, True):
             with pytest.raises(errors.ArgumentTypeError, match="key"):
                 writer.replace_item("t", bad, {"x": x[:], "y": y[:]})  # type: ignore[arg-type]

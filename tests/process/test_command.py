@@ -265,6 +265,9 @@ def test_dump(
         assert found["key"].tolist() == [int(key) for key in keys[[0, 2, 3, 4]]]
     client.close()
 
+    command("dump", store_name, "--table", "replay", "-o", str(tmp_path / "no/x.npz"), code=1)
+    assert "no/x.npz cannot be written: No such file or directory. Make its" in command.errors
+
 
 def test_dump_under_load(store_name: str, others: Others, tmp_path: Path, command: Command) -> None:
     """What is read while items come and go is whole, item by item."""
