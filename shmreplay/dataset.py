@@ -22,7 +22,7 @@ from shmreplay.spec import TensorSpec, dtype_name, shape_matches, shape_text
 
 __all__ = ["ElementSpec", "NumpyTimestepDataset", "NumpyTrajectoryDataset", "element_specs"]
 
-_Self = TypeVar("_Self", bound="NumpyTrajectoryDataset")
+_Self = TypeVar("_Self", bound="FromTableSignature")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,57 @@ class ElementSpec:
         return f"({dtype_name(self.dtype)}, {shape})"
 
 
-class NumpyTrajectoryDataset:
+class FromTableSignature:
+    """Makes datasets of what a table's signature says; for those of numpy and of TensorFlow."""
+
+    @classmethod
+    def from_table_signature(
+        cls: type[_Self],
+        server_address: str,
+        table: str,
+        max_in_flight_samples_per_worker: int,
+        num_workers_per_iterator: int = -1,
+        max_samples_per_stream: int = -1,
+        rate_limiter_timeout_ms: int = -1,
+        get_signature_timeout_secs: float | None = None,
+        max_samples: int = -1,
+        flexible_batch_size: int | None = None,
+    ) -> _Self:
+        """Makes a dataset with dtypes and shapes of the table's signature.
+
+        Args:
+            server_address: See the constructor, as for the other arguments.
+            table: Name of the table.
+            max_in_flight_samples_per_worker: Items that may be drawn ahead; none are.
+            num_workers_per_iterator: Accepted for Reverb's sake.
+            max_samples_per_stream: Accepted for Reverb's sake.
+            rate_limiter_timeout_ms: Milliseconds to wait for an item; then the iteration ends.
+            get_signature_timeout_secs: Seconds to wait for a server that is not up yet.
+            max_samples: Items after which the iteration ends.
+            flexible_batch_size: Has no effect.
+
+        Raises:
+            InvalidArgumentError: There is no such table, or it has no signature.
+            DeadlineExceededError: There was no server within the timeout.
+        """
+        signature = table_signature(server_address, table, get_signature_timeout_secs)
+        make: Any = cls
+        dataset: _Self = make(
+            server_address=server_address,
+            table=table,
+            dtypes=tree.map_structure(lambda spec: spec.dtype, signature),
+            shapes=tree.map_structure(lambda spec: spec.shape, signature),
+            max_in_flight_samples_per_worker=max_in_flight_samples_per_worker,
+            num_workers_per_iterator=num_workers_per_iterator,
+            max_samples_per_stream=max_samples_per_stream,
+            rate_limiter_timeout_ms=rate_limiter_timeout_ms,
+            max_samples=max_samples,
+            flexible_batch_size=flexible_batch_size,
+        )
+        return dataset
+
+
+class NumpyTrajectoryDataset(FromTableSignature):
     """Iterable of sampled items, each a `ReplaySample` with whole columns as numpy arrays.
 
     Each iteration has a client of its own and draws an item when it is asked for one: nothing is
@@ -109,50 +159,6 @@ class NumpyTrajectoryDataset:
         self._flat_specs: list[ElementSpec] = tree.flatten(self._specs)
         self._timeout = None if rate_limiter_timeout_ms < 0 else rate_limiter_timeout_ms / 1000
         self._max_samples = sys.maxsize if max_samples == -1 else max_samples
-
-    @classmethod
-    def from_table_signature(
-        cls: type[_Self],
-        server_address: str,
-        table: str,
-        max_in_flight_samples_per_worker: int,
-        num_workers_per_iterator: int = -1,
-        max_samples_per_stream: int = -1,
-        rate_limiter_timeout_ms: int = -1,
-        get_signature_timeout_secs: float | None = None,
-        max_samples: int = -1,
-        flexible_batch_size: int | None = None,
-    ) -> _Self:
-        """Makes a dataset with dtypes and shapes of the table's signature.
-
-        Args:
-            server_address: See the constructor, as for the other arguments.
-            table: Name of the table.
-            max_in_flight_samples_per_worker: Items that may be drawn ahead; none are.
-            num_workers_per_iterator: Accepted for Reverb's sake.
-            max_samples_per_stream: Accepted for Reverb's sake.
-            rate_limiter_timeout_ms: Milliseconds to wait for an item; then the iteration ends.
-            get_signature_timeout_secs: Seconds to wait for a server that is not up yet.
-            max_samples: Items after which the iteration ends.
-            flexible_batch_size: Has no effect.
-
-        Raises:
-            InvalidArgumentError: There is no such table, or it has no signature.
-            DeadlineExceededError: There was no server within the timeout.
-        """
-        signature = table_signature(server_address, table, get_signature_timeout_secs)
-        return cls(
-            server_address=server_address,
-            table=table,
-            dtypes=tree.map_structure(lambda spec: spec.dtype, signature),
-            shapes=tree.map_structure(lambda spec: spec.shape, signature),
-            max_in_flight_samples_per_worker=max_in_flight_samples_per_worker,
-            num_workers_per_iterator=num_workers_per_iterator,
-            max_samples_per_stream=max_samples_per_stream,
-            rate_limiter_timeout_ms=rate_limiter_timeout_ms,
-            max_samples=max_samples,
-            flexible_batch_size=flexible_batch_size,
-        )
 
     @property
     def element_specs(self) -> Any:

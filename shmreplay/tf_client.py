@@ -57,6 +57,7 @@ class TFClient:
 
         self._tf = tf
         self._name = name
+        self.server_address = server_address
         self._client = Client(server_address)
 
     def sample(self, table: str, data_dtypes: Any, name: str | None = None) -> ReplaySample:

@@ -16,9 +16,9 @@ import tensorflow as tf
 from shmreplay import errors, tree
 from shmreplay.dataset import (
     ElementSpec,
+    FromTableSignature,
     NumpyTimestepDataset,
     NumpyTrajectoryDataset,
-    table_signature,
 )
 from shmreplay.pattern_stream import apply_patterns
 from shmreplay.patterns import Config, check_configs
@@ -31,7 +31,6 @@ __all__ = ["PatternDataset", "TimestepDataset", "TrajectoryDataset", "with_info"
 # Seconds between two chances for TensorFlow to stop an iteration.
 _POLL_S = 0.1
 
-_Self = TypeVar("_Self", bound="TrajectoryDataset")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -41,7 +40,7 @@ def _as_it_is(function: _Function) -> _Function:
     return unchanged
 
 
-class TrajectoryDataset(tf.data.Dataset):  # type: ignore[misc]
+class TrajectoryDataset(FromTableSignature, tf.data.Dataset):  # type: ignore[misc]
     """`tf.data.Dataset` of sampled items, each a `ReplaySample` with whole columns."""
 
     _numpy_dataset: ClassVar[type[NumpyTrajectoryDataset]] = NumpyTrajectoryDataset
@@ -116,48 +115,9 @@ class TrajectoryDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @classmethod
     @_as_it_is
-    def from_table_signature(
-        cls: type[_Self],
-        server_address: str,
-        table: str,
-        max_in_flight_samples_per_worker: int,
-        num_workers_per_iterator: int = -1,
-        max_samples_per_stream: int = -1,
-        rate_limiter_timeout_ms: int = -1,
-        get_signature_timeout_secs: float | None = None,
-        max_samples: int = -1,
-        flexible_batch_size: int | None = None,
-    ) -> _Self:
-        """Makes a dataset with dtypes and shapes of the table's signature.
-
-        Args:
-            server_address: See `dataset.NumpyTrajectoryDataset`, as for the other arguments.
-            table: Name of the table.
-            max_in_flight_samples_per_worker: See there.
-            num_workers_per_iterator: See there.
-            max_samples_per_stream: See there.
-            rate_limiter_timeout_ms: See there.
-            get_signature_timeout_secs: Seconds to wait for a server that is not up yet.
-            max_samples: See there.
-            flexible_batch_size: See there.
-
-        Raises:
-            InvalidArgumentError: There is no such table, or it has no signature.
-            DeadlineExceededError: There was no server within the timeout.
-        """
-        signature = table_signature(server_address, table, get_signature_timeout_secs)
-        return cls(
-            server_address,
-            table,
-            tree.map_structure(lambda spec: spec.dtype, signature),
-            tree.map_structure(lambda spec: spec.shape, signature),
-            max_in_flight_samples_per_worker,
-            num_workers_per_iterator,
-            max_samples_per_stream,
-            rate_limiter_timeout_ms,
-            max_samples,
-            flexible_batch_size,
-        )
+    def from_table_signature(cls, *args: Any, **options: Any) -> Any:
+        """See `dataset.FromTableSignature`."""
+        return super().from_table_signature(*args, **options)
 
     def _inputs(self) -> list[Any]:
         """TensorFlow asks for the datasets that this one is made of."""
