@@ -102,7 +102,7 @@ class StepWriter(Protocol):
     def create_item(self, table: str, priority: float, trajectory: Any) -> int | None:
         """Makes an item."""
 
-    def flush(self, block_until_num_items: int = 0, timeout_ms: int | None = None) -> None:
+    def flush(self, block_until_num_items: int = 0, timeout_ms: float | None = None) -> None:
         """Waits for items to be in their tables."""
 
     def end_episode(self, clear_buffers: bool = True, timeout_ms: int | None = None) -> None:

@@ -124,10 +124,10 @@ class _Memory:
         items, self._items = self._items, []
         return items
 
-    def flush(self, block_until_num_items: int = 0, timeout_ms: int | None = None) -> None:
+    def flush(self, block_until_num_items: int = 0, timeout_ms: float | None = None) -> None:
         """Nothing is held back."""
 
-    def end_episode(self, clear_buffers: bool = True, timeout_ms: int | None = None) -> None:
+    def end_episode(self, clear_buffers: bool = True, timeout_ms: float | None = None) -> None:
         if clear_buffers:
             for column in self.history.values():
                 column.values.clear()

@@ -228,7 +228,7 @@ class TrajectoryWriter(WriterCore):
 
     # ------------------------------------------------------------------ public calls that wait
 
-    def flush(self, block_until_num_items: int = 0, timeout_ms: int | None = None) -> None:
+    def flush(self, block_until_num_items: int = 0, timeout_ms: float | None = None) -> None:
         """Waits until at most so many created items are not in their table yet.
 
         Args:

@@ -163,7 +163,9 @@ class Writer:
 
     # ------------------------------------------------------------ items
 
-    def create_item(self, table: str, num_timesteps: int, priority: float) -> None:
+    def create_item(
+        self, table: str, num_timesteps: int, priority: float, timeout: float | None = None
+    ) -> None:
         """Creates an item of the newest steps.
 
         Waits where `max_in_flight_items` items wait for the rate limiter already.
@@ -172,8 +174,10 @@ class Writer:
             table: Name of the table.
             num_timesteps: How many steps.
             priority: Its priority.
+            timeout: Seconds to wait at most; None: for ever.
 
         Raises:
+            DeadlineExceededError: The time is over; nothing was changed.
             InvalidArgumentError: num_timesteps is not positive, or more than there are.
             TableNotFoundError, SignatureError, PriorityError, ArgumentTypeError: Nothing was
                 changed.
@@ -192,7 +196,7 @@ class Writer:
         history = self._writer.history
         columns = [history[i][-count:] for i in range(len(self._specs))]
         if self._max_in_flight < _UNBOUNDED:
-            self._writer.flush(block_until_num_items=self._max_in_flight - 1)
+            self._flush(self._max_in_flight - 1, timeout)
         self._writer.create_item(table, priority, tree.unflatten_as(self._structure, columns))
 
     def _check_signature(self, table: str, count: int) -> None:
@@ -213,10 +217,23 @@ class Writer:
             "the signature of a step, or that of an item with its time dimension."
         )
 
-    def flush(self) -> None:
-        """Waits until all items are in their tables."""
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until all items are in their tables.
+
+        Args:
+            timeout: Seconds to wait at most; None: for ever.
+
+        Raises:
+            DeadlineExceededError: The time is over; the items stay in line.
+            WriterClosedError: The writer is closed.
+        """
         self._check_open("Flush")
-        self._writer.flush()
+        self._flush(0, timeout)
+
+    def _flush(self, n: int, timeout: float | None) -> None:
+        seconds = limits.checked_timeout(timeout)
+        # To the writer below, 0 means for ever.
+        self._writer.flush(n, None if seconds is None else max(seconds * 1000, 1e-3))
 
     # ------------------------------------------------------------ end
 

@@ -567,7 +567,12 @@ def test_every_call_that_may_wait_takes_a_timeout(make_client: MakeClient) -> No
     empty = table("empty")
     server, client = make_client([queue, empty])
     client.insert({"x": 1}, {"queue": 1.0})
+    writer = client.writer(1, max_in_flight_items=1)
+    writer.append({"x": 1})
+    writer.create_item("queue", 1, 1.0)  # held back, as the queue is full
     calls: list[Callable[[float], Any]] = [
+        lambda t: writer.create_item("queue", 1, 1.0, timeout=t),
+        lambda t: writer.flush(timeout=t),
         lambda t: client.insert({"x": 1}, {"queue": 1.0}, timeout=t),
         lambda t: client.insert_batch("queue", {"x": np.arange(1)}, timeout=t),
         lambda t: next(client.sample("empty", timeout=t)),
@@ -581,6 +586,8 @@ def test_every_call_that_may_wait_takes_a_timeout(make_client: MakeClient) -> No
             with pytest.raises(reverb.DeadlineExceededError) as caught:
                 call(seconds)
             assert isinstance(caught.value, TimeoutError)
+    assert client.sample_batch("queue", 1, timeout=DEADLINE).data["x"].tolist() == [[1]]
+    writer.close()
 
 
 def test_wait_ends_when_another_thread_stops_the_server(make_client: MakeClient) -> None:
