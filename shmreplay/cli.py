@@ -16,6 +16,7 @@ from shmreplay import (
     command_info,
     command_keygen,
     command_ls,
+    command_serve,
     command_top,
 )
 from shmreplay.command_support import OK, PROBLEM, USAGE, Usage, complain
@@ -24,6 +25,7 @@ from shmreplay.errors import InvalidArgumentError, ReverbError
 __all__ = ["main"]
 
 _COMMANDS = (
+    command_serve,
     command_ls,
     command_info,
     command_top,

@@ -17,6 +17,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
 SHELL = [code for language, code in BLOCKS if language == "sh"]
+TOML = [code for language, code in BLOCKS if language == "toml"]
 DEADLINE_S = 120
 
 
@@ -42,7 +43,13 @@ def test_python_block_runs(code: str, tmp_path: Path) -> None:
 
 def test_there_are_blocks() -> None:
     assert len(PYTHON) >= 8
-    assert {language for language, _ in BLOCKS} <= {"python", "sh"}
+    assert {language for language, _ in BLOCKS} <= {"python", "sh", "toml"}
+
+
+@pytest.mark.parametrize("text", TOML, ids=title)
+def test_a_file_of_tables_can_be_served(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(text)
+    assert cli.main(["serve", str(tmp_path / "config.toml"), "--check"]) == 0
 
 
 @pytest.mark.parametrize("code", SHELL, ids=title)

@@ -47,7 +47,7 @@ LAYERS = [
     {"inserting", "live_table", "structured_writer", "writer"},
     {"client", "structured", "pattern_stream", "extension_thread"},
     {"bridge"},
-    {"server", "dump", "dataset", "tf_client", "monitor"},
+    {"server", "dump", "dataset", "tf_client", "monitor", "serve_config"},
     {"command_support", "top"},
     {
         "command_check",
@@ -56,6 +56,7 @@ LAYERS = [
         "command_info",
         "command_keygen",
         "command_ls",
+        "command_serve",
         "command_top",
     },
     {"cli", "integrations", "metrics", "pybind", "reverb_server"},
