@@ -10,8 +10,10 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from shmreplay import (
+    command_bench,
     command_check,
     command_clean,
+    command_doctor,
     command_dump,
     command_info,
     command_keygen,
@@ -33,6 +35,8 @@ _COMMANDS = (
     command_clean,
     command_dump,
     command_keygen,
+    command_doctor,
+    command_bench,
 )
 
 
