@@ -16,6 +16,7 @@ from shmreplay.table import TableConfig as _TableConfig
 from shmreplay.tree import Path as _Path
 
 __all__ = [
+    "LAYOUT_VERSION",
     "SESSION_CLIENT",
     "SESSION_SAMPLER",
     "SESSION_WRITER",
@@ -31,7 +32,17 @@ __all__ = [
     "Window",
     "WriterCore",
     "borrowers",
+    "checkpointer",
     "dtype_of_code",
+    "hold_ask_back",
+    "hold_claim",
+    "hold_release",
+    "hold_unwanted",
+    "image_blocks",
+    "image_episodes",
+    "image_heads",
+    "image_rows",
+    "image_trajs",
     "layout_signature",
     "logger",
     "note_fork",
@@ -39,8 +50,23 @@ __all__ = [
     "peek_items",
     "peek_store",
     "peek_table",
+    "restore_begin",
+    "restore_blocks",
+    "restore_derive",
+    "restore_end",
+    "restore_episodes",
+    "restore_free",
+    "restore_order",
+    "restore_rows",
+    "restore_slots",
+    "restore_table",
+    "restore_trajs",
     "session_counts",
     "sessions",
+    "set_checkpointer",
+    "slot_bits_fit",
+    "slots_used",
+    "snapshot",
     "store_bytes",
 ]
 
@@ -57,6 +83,8 @@ _InfoArrays: TypeAlias = tuple[
     npt.NDArray[np.uint64],
 ]
 
+_Array: TypeAlias = npt.NDArray[Any]
+
 # writer, column, squeezed, first value, stride, length, values
 _Reference: TypeAlias = tuple["WriterCore", int, bool, int, int, int, list[int] | None]
 
@@ -69,6 +97,7 @@ class _ItemColumn(Protocol):
     @property
     def squeezed(self) -> bool: ...
 
+LAYOUT_VERSION: Final[int]
 SESSION_CLIENT: Final[int]
 SESSION_WRITER: Final[int]
 SESSION_SAMPLER: Final[int]
@@ -83,7 +112,66 @@ def store_bytes(
     n_sessions: int,
     config_bytes: int,
     tables: Sequence[_TableConfig],
+    keys: Sequence[tuple[int, int]] | None = None,
 ) -> int: ...
+def slot_bits_fit(bits: int, max_size: int, capacity: int) -> bool: ...
+def hold_claim(store: Store) -> bool: ...
+def hold_release(store: Store) -> None: ...
+def hold_ask_back(store: Store) -> bool: ...
+def hold_unwanted(store: Store) -> bool: ...
+def slots_used(store: Store, n_stripes: int) -> list[int]: ...
+def snapshot(
+    store: Store, n_tables: int, slots: list[_Array], orders: list[list[_Array]]
+) -> tuple[int, list[tuple[int, int, int, int, int, int, int]], list[dict[str, int]]] | None: ...
+def image_heads(store: Store, offs: _Array, out: _Array, of_blocks: bool) -> None: ...
+def image_trajs(
+    store: Store, offs: _Array, heads: _Array, blocks: _Array, cols: _Array, segs: _Array
+) -> None: ...
+def image_blocks(
+    store: Store, offs: _Array, heads: _Array, row_bytes: _Array, runs: _Array
+) -> None: ...
+def image_episodes(store: Store, offs: _Array, ids: _Array) -> None: ...
+def image_rows(store: Store, offs: _Array, heads: _Array, at: _Array, out: _Array) -> int: ...
+def restore_begin(store: Store) -> None: ...
+def restore_episodes(store: Store, ids: _Array, offs: _Array) -> None: ...
+def restore_blocks(
+    store: Store,
+    heads: _Array,
+    row_bytes: _Array,
+    runs: _Array,
+    episodes: _Array,
+    offs: _Array,
+) -> None: ...
+def restore_trajs(
+    store: Store,
+    heads: _Array,
+    blocks: _Array,
+    cols: _Array,
+    segs: _Array,
+    block_offs: _Array,
+    offs: _Array,
+) -> None: ...
+def restore_rows(
+    store: Store,
+    offs: _Array,
+    heads: _Array,
+    where: _Array,
+    next_block: int,
+    data: memoryview,
+    first: int,
+) -> int: ...
+def restore_slots(
+    store: Store, table: int, stripe: int, slots: _Array, touch_next: int
+) -> None: ...
+def restore_table(store: Store, table: int, counts: dict[str, int], seeded: bool) -> None: ...
+def restore_derive(store: Store) -> None: ...
+def restore_order(
+    store: Store, table: int, stripe: int, selector: int, slots: _Array, head: int
+) -> None: ...
+def restore_free(store: Store, table: int, stripe: int, slots: _Array) -> None: ...
+def restore_end(store: Store, reset_limiter: bool) -> int: ...
+def checkpointer(store: Store) -> bytes | None: ...
+def set_checkpointer(store: Store, text: bytes | None) -> None: ...
 def dtype_of_code(code: int) -> np.dtype[Any]: ...
 def peek_store(store: Store) -> dict[str, int]: ...
 def peek_table(store: Store, table: int) -> dict[str, Any]: ...
@@ -128,6 +216,7 @@ class Store:
         config_json: bytes,
         tables: Sequence[_TableConfig],
         seeds: Sequence[int],
+        keys: Sequence[tuple[int, int]] | None = None,
     ) -> None: ...
     def attach(self) -> bool: ...
     def close_server(self) -> None: ...

@@ -59,6 +59,7 @@ from shmreplay.spec import DTYPE_OF_CODE, dtype_code, dtype_name, shape_text
 from shmreplay.tree import flatten, flatten_with_path, is_nested
 
 __all__ = [
+    "LAYOUT_VERSION",
     "SESSION_CLIENT",
     "SESSION_SAMPLER",
     "SESSION_WRITER",
@@ -74,7 +75,17 @@ __all__ = [
     "Window",
     "WriterCore",
     "borrowers",
+    "checkpointer",
     "dtype_of_code",
+    "hold_ask_back",
+    "hold_claim",
+    "hold_release",
+    "hold_unwanted",
+    "image_blocks",
+    "image_episodes",
+    "image_heads",
+    "image_rows",
+    "image_trajs",
     "layout_signature",
     "logger",
     "note_fork",
@@ -82,8 +93,23 @@ __all__ = [
     "peek_items",
     "peek_store",
     "peek_table",
+    "restore_begin",
+    "restore_blocks",
+    "restore_derive",
+    "restore_end",
+    "restore_episodes",
+    "restore_free",
+    "restore_order",
+    "restore_rows",
+    "restore_slots",
+    "restore_table",
+    "restore_trajs",
     "session_counts",
     "sessions",
+    "set_checkpointer",
+    "slot_bits_fit",
+    "slots_used",
+    "snapshot",
     "store_bytes",
 ]
 
@@ -104,6 +130,7 @@ cdef uint64_t BATCH_BLOCK_ROWS = limits.BATCH_BLOCK_ROWS
 cdef uint64_t NOGIL_BYTES = limits.NOGIL_BYTES
 cdef int64_t MAX_KEEP_ALIVE = limits.MAX_KEEP_ALIVE_REFS
 
+LAYOUT_VERSION = SR_LAYOUT_VERSION
 SESSION_CLIENT = SR_SESSION_CLIENT
 SESSION_WRITER = SR_SESSION_WRITER
 SESSION_SAMPLER = SR_SESSION_SAMPLER
@@ -115,3 +142,4 @@ include "_binding/numpy_access.pxi"
 include "_binding/session.pxi"
 include "_binding/writer.pxi"
 include "_binding/structured.pxi"
+include "_binding/checkpoint.pxi"

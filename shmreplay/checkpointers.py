@@ -1,17 +1,19 @@
-"""Where a server's checkpoints should lie: the objects that programs written for Reverb pass.
+"""Where a server's checkpoints lie and when it writes them: the objects that programs pass.
 
-This version saves and loads no checkpoints. A server takes such an object and says so in the log;
-`Client.checkpoint` raises.
+A checkpointer is a description. The server loads the newest checkpoint when it starts and writes
+them as it says here; ``Client.checkpoint`` writes one at once.
 """
 
 from __future__ import annotations
 
 import abc
+import json
+import math
 import os
 import tempfile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from shmreplay.errors import ArgumentTypeError
+from shmreplay.errors import ArgumentTypeError, InvalidArgumentError
 
 __all__ = [
     "CheckpointSettings",
@@ -26,13 +28,37 @@ class CheckpointSettings(NamedTuple):
     """What a checkpointer comes down to."""
 
     path: str
-    """Directory under which checkpoints lie."""
+    """Directory under which checkpoints lie; empty: one is made where the system keeps such."""
 
     group: str = ""
     """Group that should own them; empty: that of the process."""
 
     fallback_checkpoint_path: str | None = None
     """A checkpoint to load where the directory has none."""
+
+    keep: int = 1
+    """How many of the newest stay."""
+
+    every_seconds: float | None = None
+    """Time between two that the server writes by itself."""
+
+    every_inserts: int | None = None
+    """Inserts, of all tables together, between two that the server writes by itself."""
+
+    settings: str = "declared"
+    """Whose settings tables get that are loaded: ``'declared'`` or ``'saved'``."""
+
+    reset_limiters: bool = False
+    """Whether the rate limiters of tables that are loaded count anew."""
+
+    def to_json(self) -> bytes:
+        """Returns what those who write checkpoints need to know."""
+        return json.dumps({"path": self.path, "group": self.group, "keep": self.keep}).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> CheckpointSettings:
+        """Returns the settings that ``to_json`` wrote."""
+        return cls(**json.loads(text))
 
 
 class CheckpointerBase(abc.ABC):
@@ -44,37 +70,70 @@ class CheckpointerBase(abc.ABC):
 
 
 class DefaultCheckpointer(CheckpointerBase):
-    """Names a directory for checkpoints. It need not be there yet."""
+    """Keeps checkpoints in a directory. It need not be there yet."""
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         group: str = "",
         fallback_checkpoint_path: str | os.PathLike[str] | None = None,
+        *,
+        keep: int = 1,
+        every_seconds: float | None = None,
+        every_inserts: int | None = None,
+        settings: str = "declared",
+        reset_limiters: bool = False,
     ) -> None:
         """Makes a checkpointer.
 
         Args:
-            path: Directory under which checkpoints lie.
-            group: Group that should own them; empty: that of the process.
-            fallback_checkpoint_path: A checkpoint to load where the directory has none.
+            path: Directory under which checkpoints lie. What else is there is never touched.
+            group: Has to be empty when a checkpoint is written, as in Reverb.
+            fallback_checkpoint_path: A checkpoint to load where the directory has none; if there
+                is none at this path either, the server starts empty.
+            keep: How many of the newest checkpoints stay; older ones are removed.
+            every_seconds: The server writes one by itself each time so many seconds have passed.
+            every_inserts: The same each time so many items were inserted, in all tables together.
+            settings: Where the settings of a table that is loaded differ from those that the server
+                was given: `'declared'` takes those that it was given, `'saved'` those of the
+                checkpoint, as Reverb does. Each difference is logged.
+            reset_limiters: The rate limiters of tables that are loaded count anew, so that neither
+                inserting nor sampling has to wait for what happened before the restart.
 
         Raises:
-            ArgumentTypeError: A path is not a path, or the group is not a str.
+            ArgumentTypeError: An argument has the wrong type.
+            InvalidArgumentError: An argument is out of its range.
         """
         self.path = _path("path", path)
         if not isinstance(group, str):
             raise ArgumentTypeError(f"Got group {group!r}; expected the name of a group as a str.")
+        if settings not in ("declared", "saved"):
+            raise InvalidArgumentError(
+                f"Got settings {settings!r} for a checkpointer; expected 'declared' or 'saved'."
+            )
         self.group = group
         self.fallback_checkpoint_path = (
             None
             if fallback_checkpoint_path is None
             else _path("fallback_checkpoint_path", fallback_checkpoint_path)
         )
+        _check_whole("keep", keep)
+        if every_inserts is not None:
+            _check_whole("every_inserts", every_inserts)
+        self._settings = CheckpointSettings(
+            self.path,
+            self.group,
+            self.fallback_checkpoint_path,
+            keep,
+            _seconds(every_seconds),
+            every_inserts,
+            settings,
+            bool(reset_limiters),
+        )
 
     def internal_checkpointer(self) -> CheckpointSettings:
         """Returns the settings that a server works with."""
-        return CheckpointSettings(self.path, self.group, self.fallback_checkpoint_path)
+        return self._settings
 
     def __repr__(self) -> str:
         """Names the directory."""
@@ -82,7 +141,7 @@ class DefaultCheckpointer(CheckpointerBase):
 
 
 class TempDirCheckpointer(DefaultCheckpointer):
-    """Names a directory for checkpoints that is made for it where the system keeps such."""
+    """Keeps checkpoints in a directory that is made for it where the system keeps such."""
 
     def __init__(self) -> None:
         """Makes the directory."""
@@ -96,6 +155,23 @@ def default_checkpointer(group: str | None = None) -> CheckpointerBase:
         group: Has no effect, as in Reverb.
     """
     return TempDirCheckpointer()
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(f"Got {name} {value!r}; expected an int.")
+    if value < 1:
+        raise InvalidArgumentError(f"Got {name} {value}; expected at least 1.")
+
+
+def _seconds(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ArgumentTypeError(f"Got every_seconds {value!r}; expected a number of seconds.")
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidArgumentError(f"Got every_seconds {value}; expected more than 0, finite.")
+    return float(value)
 
 
 def _path(name: str, value: object) -> str:

@@ -28,6 +28,8 @@ from shmreplay import (
     tree,
 )
 from shmreplay.binding_support import table_not_found
+from shmreplay.checkpoint import Saved, save
+from shmreplay.checkpointers import CheckpointSettings
 from shmreplay.item_schema import ItemSchema, Leaf
 from shmreplay.store import Store
 from shmreplay.table import Changeable, TableConfig
@@ -341,6 +343,22 @@ class Connection:
             )
         check = self._checks[number]
         return None if check is None else check(leaves)
+
+    def checkpoint(self) -> str:
+        """Writes a checkpoint as the store's server was told to, and returns its path.
+
+        Raises:
+            InvalidArgumentError: A group is to own it.
+            CheckpointError: It could not be written.
+        """
+        return self.save().path
+
+    def save(self) -> Saved:
+        """The same, and says what it took."""
+        self.check_open()
+        text = _native.checkpointer(self.native)
+        settings = CheckpointSettings("") if text is None else CheckpointSettings.from_json(text)
+        return save(self.native, self.configs, settings)
 
     def stats(self) -> dict[str, float]:
         """Counters of the store and of each table: a flat dict of numbers, units in the names.

@@ -41,6 +41,15 @@ MAX_TABLE_NAME_BYTES: Final = 63
 MAX_STORE_NAME_BYTES: Final = 100
 """UTF-8 bytes of a store's name: leaves room for prefix and suffix under NAME_MAX (255)."""
 
+# --- Checkpoints ------------------------------------------------------------------------------
+
+CHECKPOINT_WAIT_S: Final = 600.0
+"""Seconds that writing a checkpoint waits for its turn: one of many gigabytes takes minutes."""
+
+CHECKPOINT_YIELD_S: Final = 10.0
+"""Seconds that an allocation in a full store waits for a checkpoint, which holds what is replaced,
+to give up: it does between two pieces of a few MiB, so after the slowest write to disk."""
+
 # --- Shape of data ----------------------------------------------------------------------------
 
 MAX_COLUMNS: Final = 256

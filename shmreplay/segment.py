@@ -225,7 +225,11 @@ def _clamp(value: int, least: int, most: int) -> int:
 
 
 def lay_out(
-    name: str, tables: Sequence[TableConfig], capacity: int, undo: ExitStack
+    name: str,
+    tables: Sequence[TableConfig],
+    capacity: int,
+    undo: ExitStack,
+    keys: Sequence[tuple[int, int]] | None = None,
 ) -> tuple[int, NativeStore]:
     """Creates the segment of store ``name`` and lays the store out in it.
 
@@ -234,6 +238,8 @@ def lay_out(
         tables: Its tables.
         capacity: Bytes of memory that it may use.
         undo: Gets what removes the segment again.
+        keys: For keys of another store: bits of a slot's number in those of each table, and slots
+            at least; 0 for any.
 
     Returns:
         The segment's descriptor, and the store mapped.
@@ -249,7 +255,7 @@ def lay_out(
     n_participants = _clamp(capacity // BYTES_A_PARTICIPANT, MIN_PARTICIPANTS, MAX_PARTICIPANTS)
     n_sessions = _clamp(capacity // _BYTES_A_SESSION, _MIN_SESSIONS, _MAX_SESSIONS)
     shape = (capacity, n_arenas, n_participants, n_sessions)
-    nbytes = store_bytes(*shape, len(config), tables)
+    nbytes = store_bytes(*shape, len(config), tables, keys)
     fd = open_shared(segment, posix_ipc.O_CREX, nbytes)
     undo.callback(os.close, fd)
     undo.callback(remove, segment)
@@ -257,7 +263,7 @@ def lay_out(
     generation = 1 + secrets.randbelow(2**64 - 1)
     seeds = [secrets.randbits(64) if table.seed is None else table.seed for table in tables]
     try:
-        native.format(generation, *shape, config, tables, seeds)
+        native.format(generation, *shape, config, tables, seeds, keys)
     except ArenaFullError as error:
         raise ArenaFullError(
             f"Got no room for an empty store {name!r} with a capacity of {capacity} bytes where"

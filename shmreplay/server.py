@@ -14,8 +14,19 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from shmreplay import _native, errors, limits, live_table, recovery, reverb_types
-from shmreplay.checkpointers import CheckpointerBase
+from shmreplay import (
+    _native,
+    checkpoint,
+    checkpoint_restore,
+    errors,
+    limits,
+    live_table,
+    recovery,
+    reverb_types,
+    segment,
+)
+from shmreplay.checkpoint_thread import CheckpointThread
+from shmreplay.checkpointers import CheckpointerBase, CheckpointSettings
 from shmreplay.client import Client
 from shmreplay.connection import Connection
 from shmreplay.extension_thread import ExtensionThread
@@ -77,8 +88,8 @@ class Server:
             port: Of the bridge, by which clients on other hosts reach the tables; clients on this
                 machine find the store itself by it: `'localhost:PORT'`. None: no bridge, and a
                 free number is picked for clients on this machine.
-            checkpointer: One of `checkpointers`. This version saves and loads no checkpoints, and
-                says so in the log where one is given.
+            checkpointer: One of `checkpointers`: the newest checkpoint there is loaded. None: none
+                is, and `Client.checkpoint` writes where the system keeps temporary files.
             name: Name of the store: `'shm://NAME'`. None: one is made up.
             capacity: Bytes that the store may use. None: half of what /dev/shm has free.
             recover: Take the store of this name over if there is one whose server died: with all
@@ -96,6 +107,7 @@ class Server:
                 that differ from those of the store to recover; `bind` cannot be used, or not
                 without keys.
             ArgumentTypeError: The checkpointer is none.
+            CheckpointError: The checkpoint to load is damaged; says where.
             AuthenticationError: The keys cannot be used.
             StoreExistsError: A store of this name is in use.
             StoreNotFoundError: There is nothing to recover, and no tables were given.
@@ -107,13 +119,13 @@ class Server:
             )
         self._bridge: Any = None
         checked = None if recover and tables is None else checked_tables(tables)
-        _check_checkpointer(checkpointer)
+        settings = _checkpoint_settings(checkpointer)
         _prepare_extensions(checked or ())
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}" if name is None else name
         known = recovery.port_of(self._name) if recover and port is None else None
         self._socket, self._port = _reserve_port(port) if known is None else _reserve_again(known)
         options = (bind, auth, insecure, compress) if port is not None else None
-        store, recovered = self._make_store(checked, capacity, recover, options)
+        store, recovered = self._make_store(checked, capacity, recover, options, settings)
         if known not in (None, self._port):
             _log.warning("port %d of store %r is taken: it has %d now", known, name, self._port)
         self._pid = os.getpid()
@@ -123,7 +135,8 @@ class Server:
             table._bind(_Handle(self._connection, self._connection.number(table.name)))
         self._threads: list[threading.Thread] = []
         self._extensions: ExtensionThread | None = None
-        self._start(checked or (), recovered)
+        self._checkpoints: CheckpointThread | None = None
+        self._start(checked or (), recovered, settings)
 
     def _make_store(
         self,
@@ -131,6 +144,7 @@ class Server:
         capacity: int | None,
         recover: bool,
         bridge: tuple[str, Any, bool, bool] | None,
+        settings: CheckpointSettings,
     ) -> tuple[Store, bool]:
         """Makes or takes over the store, once the bridge, if there is to be one, listens.
 
@@ -143,23 +157,25 @@ class Server:
             store = recovery.take_over(self._name, tables, self._port) if recover else None
             if store is not None:
                 return store, True
-            return _create(self._name, tables, capacity, self._port), False
+            return _create(self._name, tables, capacity, self._port, settings), False
         except BaseException:
             self._socket.close()
             if self._bridge is not None:
                 self._bridge.stop()
             raise
 
-    def _start(self, tables: Sequence[Table], recovered: bool) -> None:
+    def _start(
+        self, tables: Sequence[Table], recovered: bool, settings: CheckpointSettings
+    ) -> None:
         try:
-            self._start_threads(tables)
+            self._start_threads(tables, settings)
         except BaseException:  # no memory for a thread: no server, and no store of its making
             if recovered:
                 self._connection.store.resign()
             self.stop()
             raise
 
-    def _start_threads(self, tables: Sequence[Table]) -> None:
+    def _start_threads(self, tables: Sequence[Table], settings: CheckpointSettings) -> None:
         arguments = (weakref.ref(self), self._connection.native, self._stopped)
         for target, label in ((_commit, "shmreplay-commit"), (_sweep, "shmreplay-janitor")):
             thread = threading.Thread(target=target, args=arguments, name=label, daemon=True)
@@ -168,6 +184,8 @@ class Server:
         self._extensions = ExtensionThread.make(self._connection, tables)
         if self._extensions is not None:
             self._threads.append(self._extensions.start(self._stopped))
+        self._checkpoints = CheckpointThread(self._connection, settings)
+        self._threads += self._checkpoints.start(self._stopped)
         if self._bridge is not None:
             self._bridge.start(self.address)
 
@@ -199,7 +217,17 @@ class Server:
         stats = self._connection.stats()
         if self._extensions is not None:
             stats.update(self._extensions.stats())
+        if self._checkpoints is not None:
+            stats.update(self._checkpoints.stats())
         return stats
+
+    def checkpoint(self) -> checkpoint.Saved:
+        """Writes a checkpoint now: as `Client.checkpoint`, and says what it took.
+
+        Raises:
+            CheckpointError: It could not be written; the last one stays as it was.
+        """
+        return self._connection.save()
 
     def configure_table(
         self,
@@ -286,18 +314,14 @@ class Server:
         return f"Server(port={self._port}, name={self._name!r})"
 
 
-def _check_checkpointer(checkpointer: Any) -> None:
+def _checkpoint_settings(checkpointer: Any) -> CheckpointSettings:
     if checkpointer is None:
-        return
+        return CheckpointSettings("")
     if not isinstance(checkpointer, CheckpointerBase):
         raise errors.ArgumentTypeError(
             f"Got the checkpointer {checkpointer!r}; expected one of shmreplay.checkpointers."
         )
-    _log.warning(
-        "%r has no effect: this version saves and loads no checkpoints, so the server starts empty "
-        "and Client.checkpoint() raises.",
-        checkpointer,
-    )
+    return checkpointer.internal_checkpointer()
 
 
 def _prepare_extensions(tables: Sequence[Table]) -> None:
@@ -341,13 +365,31 @@ def _reserve_again(port: int) -> tuple[socket.socket, int]:
         return _reserve_port(None)
 
 
-def _create(name: str, tables: Sequence[Table] | None, capacity: int | None, port: int) -> Store:
+def _create(
+    name: str,
+    tables: Sequence[Table] | None,
+    capacity: int | None,
+    port: int,
+    settings: CheckpointSettings,
+) -> Store:
     if tables is None:
         raise errors.StoreNotFoundError(
             f"Got recover=True without tables for store {name!r}, but there is nothing to recover "
             "under this name; expected tables to make it with. See `shmreplay ls`."
         )
-    return Store.create(name, [t.config() for t in tables], capacity=capacity, port=port)
+    path = checkpoint_restore.choose(settings)
+    if path is None:
+        return Store.create(name, [t.config() for t in tables], capacity=capacity, port=port)
+    nbytes = segment.checked_capacity(capacity)
+    plan = checkpoint_restore.plan(path, tables, settings, nbytes)
+    return Store.create(
+        name,
+        plan.configs,
+        capacity=nbytes,
+        port=port,
+        keys=plan.keys,
+        fill=lambda native: checkpoint_restore.fill(native, plan),
+    )
 
 
 def _commit(ref: weakref.ref[Server], native: _native.Store, stopped: threading.Event) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from shmreplay import lease, ports, segment
 from shmreplay._native import Store as NativeStore
-from shmreplay._native import note_fork, sessions
+from shmreplay._native import hold_ask_back, note_fork, sessions
 from shmreplay.errors import (
     DeadlineExceededError,
     ForkedHandleError,
@@ -33,7 +33,7 @@ from shmreplay.errors import (
     StoreExistsError,
 )
 from shmreplay.lease import Lease, Participant
-from shmreplay.limits import checked_int
+from shmreplay.limits import CHECKPOINT_YIELD_S, checked_int
 from shmreplay.table import TableConfig
 
 __all__ = [
@@ -99,6 +99,8 @@ class Store:
         capacity: int | None = None,
         port: int = 0,
         role: str = "server",
+        keys: Sequence[tuple[int, int]] | None = None,
+        fill: Callable[[NativeStore], None] | None = None,
     ) -> Store:
         """Creates a store and attaches to it as its participant 0.
 
@@ -111,6 +113,9 @@ class Store:
                 /dev/shm has free. Memory is committed as it is needed.
             port: By which clients on this machine may find it; 0 for none.
             role: What this process is, for people who list the participants.
+            keys: See ``segment.lay_out``.
+            fill: Called with the store before anybody can attach to it; if it raises, there is
+                none.
 
         Raises:
             StoreExistsError: A living process is attached to a store of this name, or another
@@ -131,10 +136,12 @@ class Store:
             with ExitStack() as undo:
                 held = lease.lock_new(name, undo)
                 _remove_stale_segment(name)
-                fd, native = segment.lay_out(name, tables, capacity, undo)
+                fd, native = segment.lay_out(name, tables, capacity, undo, keys)
                 native.participant_set(0, *lease.identity(), role)
                 native.creator_pid = os.getpid()
                 native.port = port
+                if fill is not None:
+                    fill(native)
                 # Again, as another process may have chosen the same port meanwhile. Each sees the
                 # other now: both may fail, but not both succeed.
                 _check_port_is_free(name, port)
@@ -482,12 +489,21 @@ class Store:
         return self._is_ours(number) or self._lease.holder(number) is not None
 
     def _make_room(self) -> bool:
-        """Gives back what the dead held, for an allocation that found no room."""
+        """Gives back what the dead, or a checkpoint, held, for an allocation without room."""
         try:
-            return self.reclaim_dead() > 0
+            return self.reclaim_dead() > 0 or self._end_checkpoint()
         except (ReverbError, OSError) as error:
             _log.warning("a dead process held what cannot be given back: %s", error)
             return False
+
+    def _end_checkpoint(self) -> bool:
+        """Makes a checkpoint that is being written give up; False if there is none."""
+        if not hold_ask_back(self._native):
+            return False
+        end = time.monotonic() + CHECKPOINT_YIELD_S
+        while hold_ask_back(self._native) and time.monotonic() < end:
+            time.sleep(_FIRST_PAUSE_S)
+        return True
 
     def _server_lives(self) -> bool:
         with _lock:

@@ -10,6 +10,7 @@ cdef extern from "_core/shmreplay.h" nogil:
     enum: SR_VERSION, SR_LIMIT, SR_SYS
     enum: SR_SESSION_CLIENT, SR_SESSION_WRITER, SR_SESSION_SAMPLER
     enum: SR_KIND_BLOCK, SR_KIND_TRAJ, SR_KIND_EPISODE
+    enum: SR_LAYOUT_VERSION
     enum: SR_NAME_BYTES, SR_COLUMNS_MAX, SR_EVENTS_BATCH, SR_EVENT_RESET
     uint32_t SR_COL_SQUEEZED
     uint32_t SR_NONE
@@ -52,7 +53,8 @@ cdef extern from "_core/shmreplay.h" nogil:
         double samples_per_insert, min_diff, max_diff
         int64_t min_size_to_sample
         uint64_t seed
-        uint32_t n_events
+        uint32_t n_events, slot_bits
+        uint64_t slots_min
     ctypedef struct sr_store_config:
         uint64_t capacity_bytes, generation, config_bytes
         uint32_t n_arenas, n_participants, n_sessions, n_tables

@@ -57,7 +57,7 @@ cdef raise_status(int rc, str what, Store store=None):
     raise errors.InvalidArgumentError(f"{what}: refused by the core as out of range (status {rc})")
 
 
-cdef int fill_table_config(sr_table_config *c, object cfg, object seed) except -1:
+cdef int fill_table_config(sr_table_config *c, object cfg, object seed, object keys) except -1:
     cdef bytes name = cfg.name.encode()
     memset(c, 0, sizeof(sr_table_config))
     if len(name) >= SR_NAME_BYTES:
@@ -77,17 +77,18 @@ cdef int fill_table_config(sr_table_config *c, object cfg, object seed) except -
     c.min_size_to_sample = cfg.min_size_to_sample
     c.seed = seed
     c.n_events = cfg.events
+    c.slot_bits, c.slots_min = keys
     return 0
 
 
-cdef sr_table_config *make_table_configs(tables, seeds) except NULL:
+cdef sr_table_config *make_table_configs(tables, seeds, keys) except NULL:
     cdef sr_table_config *list = <sr_table_config *>calloc(
         max(len(tables), 1), sizeof(sr_table_config))
     if list == NULL:
         raise MemoryError
     try:
         for i, (cfg, seed) in enumerate(zip(tables, seeds)):
-            fill_table_config(&list[i], cfg, seed)
+            fill_table_config(&list[i], cfg, seed, (0, 0) if keys is None else keys[i])
     except BaseException:
         free(list)
         raise
@@ -100,7 +101,7 @@ def layout_signature():
 
 
 def store_bytes(uint64_t capacity, uint32_t n_arenas, uint32_t n_participants, uint32_t n_sessions,
-                uint64_t config_bytes, tables):
+                uint64_t config_bytes, tables, keys=None):
     """Virtual size in bytes of the segment that such a store needs."""
     cdef sr_store_config cfg
     memset(&cfg, 0, sizeof(cfg))
@@ -110,7 +111,7 @@ def store_bytes(uint64_t capacity, uint32_t n_arenas, uint32_t n_participants, u
     cfg.n_sessions = n_sessions
     cfg.config_bytes = config_bytes
     cfg.n_tables = len(tables)
-    cdef sr_table_config *list = make_table_configs(tables, [0] * len(tables))
+    cdef sr_table_config *list = make_table_configs(tables, [0] * len(tables), keys)
     cdef uint64_t n = sr_store_bytes(&cfg, list)
     free(list)
     return n
@@ -159,8 +160,12 @@ cdef class Store:
         return 0
 
     def format(self, uint64_t generation, uint64_t capacity, uint32_t n_arenas,
-               uint32_t n_participants, uint32_t n_sessions, bytes config_json, tables, seeds):
-        """Lay a new store out in the mapped segment. The caller created it exclusively."""
+               uint32_t n_participants, uint32_t n_sessions, bytes config_json, tables, seeds,
+               keys=None):
+        """Lay a new store out in the mapped segment. The caller created it exclusively.
+
+        `keys`: bits and least number of slots of each table, where they are given.
+        """
         cdef sr_store_config cfg
         cfg.generation = generation
         cfg.capacity_bytes = capacity
@@ -169,7 +174,7 @@ cdef class Store:
         cfg.n_sessions = n_sessions
         cfg.config_bytes = len(config_json)
         cfg.n_tables = len(tables)
-        cdef sr_table_config *list = make_table_configs(tables, seeds)
+        cdef sr_table_config *list = make_table_configs(tables, seeds, keys)
         cdef int rc = sr_store_format(&self.st, &cfg, list, <const char *>config_json)
         free(list)
         if rc != SR_OK:

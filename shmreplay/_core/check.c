@@ -2,6 +2,7 @@
  * what refers to them, allocators. */
 #include "arena.h"
 #include "events.h"
+#include "hold.h"
 #include "fault.h"
 #include "index.h"
 #include "ledger.h"
@@ -222,6 +223,12 @@ static int count_roots(sr_store *st, const objects *o, why *w) {
                 uint64_t ref = sr_slot_at(st, s, j)->ref;
                 if (ref != 0 && !refer(o, ref)) {
                     FAIL(w, "table %.63s: slot %u refers to nothing", t->name, j);
+                }
+            }
+            const uint64_t *parked = sr_hold_parked(st, s);
+            for (uint64_t j = 0; j < sr_hold_slots(s); j++) {
+                if (parked[j] != 0 && !refer(o, parked[j])) {
+                    FAIL(w, "table %.63s: a checkpoint holds what is not there", t->name);
                 }
             }
         }

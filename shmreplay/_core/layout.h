@@ -83,6 +83,11 @@ typedef struct {
     sr_mutex repair_lock; /* one repairer at a time; taken before all others */
     _Atomic uint32_t event_seq, event_waiters; /* futex: a table has events for its extensions */
     char _pad2[SR_LINE - 8];
+    _Atomic uint64_t next_block; /* blocks made so far */
+    /* Who writes a checkpoint (hold.h): its participant + 1, 0: nobody. It is asked to give up. */
+    _Atomic uint32_t hold, hold_unwanted;
+    _Atomic uint32_t checkpointer; /* schema + 1: where checkpoints of this store go; 0: nowhere */
+    char _pad3[SR_LINE - 20];
 } sr_header;
 _Static_assert(sizeof(sr_header) <= SR_PAGE, "the header is the first page");
 
@@ -225,7 +230,8 @@ typedef struct {
     uint32_t _pad0;
     uint64_t bytes;        /* of the allocation's payload */
     uint64_t episodes_off; /* uint64[rows_cap], relative to the block: each row's episode record */
-    char _pad1[24];
+    uint64_t uid;          /* of this block and no other, in this store or one restored from it */
+    char _pad1[16];
 } sr_block;
 typedef struct { /* n_cols of them follow the block */
     uint64_t off; /* relative to the block; 64-byte aligned */
@@ -324,6 +330,9 @@ typedef struct {
     uint64_t touch_next;
     uint64_t slots_off, slots_max, slots_committed; /* max in slots, committed in bytes */
     uint64_t slots_used; /* slots below this have been used at least once */
+    /* While a checkpoint is written (hold.h): of slots below hold_slots, items with insertion
+     * numbers below hold_seq leave their references behind. */
+    uint64_t hold_seq, hold_slots;
     uint32_t free_head;  /* freed slots, linked through row_start */
     uint32_t table, number; /* which stripe of which table */
     uint32_t sampler, remover; /* index into index[]; the same where one serves both */

@@ -6,6 +6,7 @@
  * does all of it again. */
 #include "arena.h"
 #include "events.h"
+#include "hold.h"
 #include "ledger.h"
 #include "limiter.h"
 #include "lock.h"
@@ -41,6 +42,7 @@ static void finish_reset(sr_store *st, sr_table *t, uint32_t table) {
         sr_stripe *s = sr_stripe_at(st, t, k);
         if (!sr_stripe_slots_ok(st, s)) continue; /* poisons the table below */
         for (uint32_t i = 0; i < s->slots_used; i++) {
+            sr_hold_park(st, s, i);
             atomic_store_explicit(&sr_slot_at(st, s, i)->ref, 0, memory_order_relaxed);
         }
     }
@@ -66,6 +68,17 @@ static void reach_slots(sr_reach *r, sr_table *t) {
             if (!sr_reach_ref(r, ref) || !sr_reach_item_ok(st, ref, p->row_start, p->row_count)) {
                 poison(t, SR_POISON_ITEM);
             }
+        }
+    }
+}
+
+/* What a checkpoint that is being written holds. */
+static void reach_parked(sr_reach *r, const sr_table *t) {
+    for (uint32_t k = 0; k < t->n_stripes; k++) {
+        const sr_stripe *s = sr_stripe_at(r->st, t, k);
+        const uint64_t *parked = sr_hold_parked(r->st, s);
+        for (uint64_t i = 0; i < sr_hold_slots(s); i++) {
+            if (parked[i] != 0 && !sr_reach_ref(r, parked[i])) r->broken = 1;
         }
     }
 }
@@ -121,6 +134,7 @@ static int reach_all(sr_reach *r) {
     for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         reach_slots(r, sr_table_at(st, i));
         reach_events(r, sr_table_at(st, i));
+        reach_parked(r, sr_table_at(st, i));
     }
     for (uint32_t i = 0; i < st->shape.n_sessions; i++) {
         sr_session *s = sr_session_at(st, i);

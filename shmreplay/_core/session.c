@@ -1,7 +1,9 @@
 /* Participants and sessions: who is attached, and their places in the store. */
 #include "arena.h"
+#include "checkpoint.h"
 #include "events.h"
 #include "evict.h"
+#include "hold.h"
 #include "fault.h"
 #include "ledger.h"
 #include "limiter.h"
@@ -36,6 +38,8 @@ int sr_participant_set(sr_store *st, uint32_t number, uint32_t pid, uint64_t sta
 
 void sr_participant_clear(sr_store *st, uint32_t number) {
     sr_participant *p = participant_at(st, number);
+    /* A checkpoint that its process was writing as it ended. */
+    if (p != NULL && sr_hold_holder(st) == number) sr_hold_release(st);
     if (p != NULL) atomic_store_explicit(&p->state, 0, memory_order_release);
 }
 
@@ -208,6 +212,7 @@ int sr_participant_reclaim(sr_store *st, uint32_t number) {
         if (rc == SR_OK) freed++;
         else broken = rc;
     }
+    if (broken == 0 && sr_hold_holder(st) == number) broken = sr_hold_release(st);
     if (broken != 0) return broken; /* the next sweep tries again */
     sr_participant_clear(st, number);
     return freed;

@@ -60,6 +60,7 @@ static inline int sr_shape_stripe_ok(const sr_store *st, const sr_stripe *s) {
                      (s->sampler ^ k->sampler) | (s->remover ^ k->remover) |
                      (s->n_indexes ^ k->n_indexes);
     if (SR_UNLIKELY(moved != 0 || s->slots_used > k->slots_max ||
+                    s->hold_slots > s->slots_used ||
                     s->slots_used * sizeof(sr_slot) > s->slots_committed ||
                     s->slots_committed > sr_align(k->slots_max * sizeof(sr_slot), SR_PAGE))) {
         return 0;

@@ -55,6 +55,10 @@ typedef struct {
     int64_t min_size_to_sample;
     uint64_t seed;
     uint32_t n_events; /* of its ring, SR_EVENTS_MIN to SR_EVENTS_MAX, one stripe; 0: no ring */
+    /* For keys of another store: bits of a slot's number in them, 0: as many as it needs; and slots
+     * of a stripe at least. */
+    uint32_t slot_bits;
+    uint64_t slots_min;
 } sr_table_config;
 
 typedef struct {
@@ -65,6 +69,8 @@ typedef struct {
 /* Sizes, alignments and the libc mutex of this build, hashed: two builds that differ refuse each
  * other. */
 uint64_t sr_layout_signature(void);
+/* 1 if keys with so many bits for a slot's number do for such a table. */
+int sr_slot_bits_fit(uint32_t bits, int64_t max_size, uint64_t capacity_bytes);
 /* Virtual size of the segment that a store of this shape needs. */
 uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *tables);
 /* Lay a store out in the (mapped, never used) segment. `config_json` has cfg->config_bytes

@@ -62,6 +62,27 @@ uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t row
     return lay_out(n_cols, row_bytes, rows_cap, NULL, &episodes_off);
 }
 
+/* Numbers of two stores meet only where their random beginnings lie within as many of each other as
+ * one of them makes blocks. */
+static uint64_t next_uid(const sr_store *st) {
+    uint64_t generation = st->shape.generation;
+    return sr_splitmix64(&generation) +
+           atomic_fetch_add_explicit(&st->hdr->next_block, 1, memory_order_relaxed);
+}
+
+sr_block *sr_block_format(const sr_store *st, uint64_t off, uint32_t n_cols,
+                          const uint64_t *row_bytes, uint32_t rows_cap) {
+    sr_block *b = sr_ptr(st, off);
+    memset(b, 0, sizeof *b);
+    b->kind = SR_KIND_BLOCK;
+    b->n_cols = n_cols;
+    b->rows_cap = rows_cap;
+    b->uid = next_uid(st);
+    b->bytes = lay_out(n_cols, row_bytes, rows_cap, sr_block_cols(b), &b->episodes_off);
+    atomic_store_explicit(&b->refs, 1, memory_order_relaxed);
+    return b;
+}
+
 int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
                  uint64_t *off, uint32_t *position) {
     SR_GUARDED_SES(ses)
@@ -74,15 +95,7 @@ int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32
     rc = new_object(ses, SR_KIND_BLOCK, bytes, off);
     if (rc != SR_OK) return rc;
     sr_touch_around(ses->st, *off, bytes);
-    sr_block *b = sr_ptr(ses->st, *off);
-    memset(b, 0, sizeof *b);
-    b->kind = SR_KIND_BLOCK;
-    b->n_cols = n_cols;
-    b->rows_cap = rows_cap;
-    b->bytes = bytes;
-    b->episodes_off = episodes_off;
-    lay_out(n_cols, row_bytes, rows_cap, sr_block_cols(b), &episodes_off);
-    atomic_store_explicit(&b->refs, 1, memory_order_relaxed);
+    sr_block_format(ses->st, *off, n_cols, row_bytes, rows_cap);
     return note_object(ses, *off, SR_KIND_BLOCK, position);
 }
 

@@ -63,6 +63,10 @@ static inline int sr_traj_sound(const sr_store *st, uint64_t off) {
            bytes <= st->bytes - off;
 }
 
+/* Make an empty block, with one reference, of an allocation of sr_block_bytes. */
+sr_block *sr_block_format(const sr_store *st, uint64_t off, uint32_t n_cols,
+                          const uint64_t *row_bytes, uint32_t rows_cap);
+
 /* They are sound, or the call ends here. */
 static inline sr_block *sr_block_at(const sr_store *st, uint64_t off) {
     SR_ASSERT(sr_block_sound(st, off));

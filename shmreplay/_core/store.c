@@ -117,7 +117,7 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
     t->first_stripe = first_stripe;
     memcpy(t->name, cfg->name, sizeof t->name);
     uint64_t slots = sr_stripe_slots_max(cfg, st->shape.capacity_bytes);
-    t->slot_bits = 64u - (uint32_t)__builtin_clzll(slots);
+    t->slot_bits = cfg->slot_bits != 0 ? cfg->slot_bits : 64u - (uint32_t)__builtin_clzll(slots);
     t->stripe_bits = t->n_stripes > 1 ? 32u - (uint32_t)__builtin_clz(t->n_stripes - 1) : 0;
     for (uint32_t k = 0; k < t->n_stripes; k++) {
         int rc = sr_stripe_init(sr_stripe_at(st, t, k), cfg, number, k, *region, slots);
@@ -166,6 +166,10 @@ static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) 
         locks += 1u + t->n_stripes;
         if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX || t->max_size < 1 ||
             t->max_size > SR_MAX_SIZE) {
+            return 0;
+        }
+        if (t->slot_bits != 0 &&
+            !sr_slot_bits_fit(t->slot_bits, t->max_size, cfg->capacity_bytes)) {
             return 0;
         }
         if (t->sampler_kind < SR_SEL_FIFO || t->sampler_kind > SR_SEL_EPOCH) return 0;

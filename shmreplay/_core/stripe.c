@@ -2,6 +2,7 @@
 
 #include "arena.h"
 #include "events.h"
+#include "hold.h"
 #include "index.h"
 #include "lock.h"
 #include "shape.h"
@@ -22,11 +23,22 @@ static uint64_t slots_of_capacity(uint64_t capacity_bytes) {
     return capacity_bytes / sizeof(sr_slot) + GROW_SLOTS_MIN;
 }
 
+/* Slots that keys with so many bits can name. */
+static uint64_t slots_of_bits(uint32_t bits) { return (1ull << bits) - 1; }
+
+int sr_slot_bits_fit(uint32_t bits, int64_t max_size, uint64_t capacity_bytes) {
+    uint64_t need = (uint64_t)max_size + SLACK_SLOTS, most = slots_of_capacity(capacity_bytes);
+    return bits > 0 && bits < 32 && (need < most ? need : most) <= slots_of_bits(bits);
+}
+
 int64_t sr_stripe_max_size_limit(const sr_table_config *cfg, uint64_t capacity_bytes) {
     uint64_t declared = (uint64_t)cfg->max_size, limit = declared * RAISE;
     uint64_t most = slots_of_capacity(capacity_bytes);
     if (most > SR_MAX_SIZE) most = SR_MAX_SIZE;
     if (limit > most) limit = most;
+    uint64_t room = cfg->slot_bits != 0 ? slots_of_bits(cfg->slot_bits) : UINT64_MAX;
+    room = room > SLACK_SLOTS ? room - SLACK_SLOTS : 0;
+    if (limit > room) limit = room;
     return (int64_t)(limit > declared ? limit : declared);
 }
 
@@ -34,6 +46,8 @@ uint64_t sr_stripe_slots_max(const sr_table_config *cfg, uint64_t capacity_bytes
     uint64_t n = (uint64_t)sr_stripe_max_size_limit(cfg, capacity_bytes) + SLACK_SLOTS;
     uint64_t most = slots_of_capacity(capacity_bytes);
     if (n > most) n = most;
+    if (n < cfg->slots_min) n = cfg->slots_min;
+    if (cfg->slot_bits != 0 && n > slots_of_bits(cfg->slot_bits)) n = slots_of_bits(cfg->slot_bits);
     return n < SR_NONE ? n : SR_NONE - 1;
 }
 
@@ -45,6 +59,7 @@ static int same_index(const sr_table_config *cfg) {
 
 uint64_t sr_stripe_region_bytes(const sr_table_config *cfg, uint64_t slots_max) {
     uint64_t bytes = sr_align(slots_max * sizeof(sr_slot), SR_PAGE);
+    bytes += sr_align(slots_max * sizeof(uint64_t), SR_PAGE); /* hold.h */
     bytes += sr_index_region_bytes((enum sr_selector)cfg->sampler_kind, slots_max);
     if (!same_index(cfg)) {
         bytes += sr_index_region_bytes((enum sr_selector)cfg->remover_kind, slots_max);
@@ -60,7 +75,8 @@ int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uin
     s->slots_off = region;
     s->slots_max = slots_max;
     s->free_head = SR_NONE;
-    uint64_t at = region + sr_align(slots_max * sizeof(sr_slot), SR_PAGE);
+    uint64_t at = region + sr_align(slots_max * sizeof(sr_slot), SR_PAGE) +
+                  sr_align(slots_max * sizeof(uint64_t), SR_PAGE);
     sr_index_init(&s->index[0], (enum sr_selector)cfg->sampler_kind, cfg->sampler_exponent, at,
                   slots_max);
     s->n_indexes = 1;
@@ -114,7 +130,7 @@ static int grow_once(sr_store *st, sr_stripe *s) {
     return SR_OK;
 }
 
-static int grow(sr_store *st, sr_stripe *s) {
+int sr_stripe_grow(sr_store *st, sr_stripe *s) {
     int rc = grow_once(st, s);
     /* The arenas may have all the memory, and no use for it any more. */
     while ((rc == SR_FULL || rc == SR_NOSPACE) && sr_give_back(st, sr_last_detail()->asked) > 0) {
@@ -145,15 +161,15 @@ int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot) {
     }
     if (s->slots_used >= s->slots_max ||
         (s->slots_used + 1) * sizeof(sr_slot) > s->slots_committed) {
-        int rc = grow(st, s);
+        int rc = sr_stripe_grow(st, s);
         if (rc != SR_OK) return rc;
     }
     *slot = (uint32_t)s->slots_used++;
     return SR_OK;
 }
 
-static uint64_t next_key(const sr_store *st, const sr_table *t, const sr_stripe *s, uint32_t slot,
-                         uint64_t last) {
+uint64_t sr_stripe_next_key(const sr_store *st, const sr_table *t, const sr_stripe *s,
+                            uint32_t slot, uint64_t last) {
     uint32_t low = t->slot_bits + t->stripe_bits + TABLE_BITS;
     if (last != 0) {
         uint64_t key = last + (1ull << low);
@@ -170,7 +186,7 @@ static uint64_t next_key(const sr_store *st, const sr_table *t, const sr_stripe 
 void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, const sr_item *item,
                        uint64_t now_ns, uint64_t *key) {
     sr_slot *p = sr_slot_at(st, s, slot);
-    p->key = next_key(st, t, s, slot, p->key);
+    p->key = sr_stripe_next_key(st, t, s, slot, p->key);
     p->row_start = item->row_start;
     p->row_count = item->row_count;
     p->priority = item->priority == item->priority ? item->priority : sr_max_priority(t);
@@ -218,13 +234,14 @@ int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot) {
     SR_ASSERT(ref != 0);
     const int told = sr_has_events(t);
     if (told) sr_events_stage_item(st, t, SR_EVENT_DELETE, p, ref);
+    const int parked = sr_hold_park(st, s, slot);
     atomic_store_explicit(&p->ref, 0, memory_order_release);
     if (told) sr_events_commit_staged(st, t);
     for (uint32_t i = 0; i < s->n_indexes; i++) sr_index_remove(st, &s->index[i], slot);
     sr_episodes_leave(st, t, s->table, ref, p->row_start, p->row_count, 1);
     p->row_start = s->free_head;
     s->free_head = slot;
-    return drop(st, ref);
+    return parked ? SR_OK : drop(st, ref);
 }
 
 int sr_stripe_replace(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, uint64_t ref) {
@@ -234,13 +251,14 @@ int sr_stripe_replace(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, ui
     sr_ref_retain(st, ref);
     sr_episodes_enter(st, t, s->table, ref, 0, 0);
     sr_events_stage(st, t, SR_EVENT_UPDATE, p, ref);
+    const int parked = sr_hold_park(st, s, slot);
     /* SYNC POINT: this one store changes the item, since of a trajectory row_start and row_count
      * are not read. A crash before it leaves the old data and after it the new, with counts of both
      * that are off and a lock whose owner died. */
     atomic_store_explicit(&p->ref, ref, memory_order_release);
     sr_events_commit(st, t);
     sr_episodes_leave(st, t, s->table, old, p->row_start, p->row_count, 1);
-    return drop(st, old);
+    return parked ? SR_OK : drop(st, old);
 }
 
 int sr_stripe_clear(sr_store *st, sr_table *t, sr_stripe *s) {
@@ -250,11 +268,12 @@ int sr_stripe_clear(sr_store *st, sr_table *t, sr_stripe *s) {
         sr_slot *p = sr_slot_at(st, s, slot);
         uint64_t ref = atomic_load_explicit(&p->ref, memory_order_relaxed);
         if (ref == 0) continue;
+        const int parked = sr_hold_park(st, s, slot);
         atomic_store_explicit(&p->ref, 0, memory_order_release);
         sr_episodes_leave(st, t, s->table, ref, p->row_start, p->row_count, 0);
         p->row_start = s->free_head;
         s->free_head = slot;
-        int rc = drop(st, ref);
+        int rc = parked ? SR_OK : drop(st, ref);
         if (rc != SR_OK) result = rc;
     }
     sr_stripe_hints(st, s);

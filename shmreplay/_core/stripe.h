@@ -24,6 +24,11 @@ static inline int sr_slot_live(const sr_slot *slot) {
 void sr_stripe_touch(sr_store *st, const sr_stripe *s);
 /* A free slot, with memory for it in every index. SR_OK, SR_FULL, SR_NOSPACE, SR_DIRTY. */
 int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot);
+/* Memory for more slots. As above. */
+int sr_stripe_grow(sr_store *st, sr_stripe *s);
+/* The key of the slot's next item, `last` being that of its last; 0: it had none. No lock. */
+uint64_t sr_stripe_next_key(const sr_store *st, const sr_table *t, const sr_stripe *s,
+                            uint32_t slot, uint64_t last);
 /* Fill the slot, enter it in the selectors, count its references and publish it. */
 void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, const sr_item *item,
                        uint64_t now_ns, uint64_t *key);

@@ -192,6 +192,10 @@ class RemoteConnection(Connection):
         body.u16(0xFFFF if number is None else number)
         self.link.call(Kind.CHECK, body)
 
+    def checkpoint(self) -> str:
+        """Has the server write a checkpoint; gives its path there."""
+        return str(self.link.call(Kind.CHECKPOINT, Writer()).text())
+
     def describe_wait(self, number: int, what: str) -> Callable[[], str]:
         """A function that says what a call waits for."""
         return lambda: f"{what} on table {self.configs[number].name!r} at {self.link.address}"

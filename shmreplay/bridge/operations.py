@@ -46,7 +46,7 @@ class Operations:
         self._client = Client(address)
         self.connection: Connection = self._client._connected()
         self._native = self.connection.native
-        # Walking all invariants of a store takes long.
+        # Walking all invariants of a store takes long, and so does writing it to disk.
         self._slow = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shmreplay-check")
         self.kinds: dict[Kind, Callable[[Session, Reader, Task], Work]] = {
             Kind.INSERT_BATCH: self._insert_batch,
@@ -60,6 +60,7 @@ class Operations:
             Kind.LIST: self._list,
             Kind.FETCH: self._fetch,
             Kind.CONFIGURE: self._configure,
+            Kind.CHECKPOINT: self._checkpoint,
         }
 
     def close(self) -> None:
@@ -412,6 +413,15 @@ class Operations:
             yield "check", result
         result.result()
         return Writer()
+
+    def _checkpoint(self, session: Session, reader: Reader, task: Task) -> Work:
+        reader.finish()
+        result = self._slow.submit(self.connection.checkpoint)
+        while not result.done():
+            yield "checkpoint", result
+        body = Writer()
+        body.text(result.result())
+        return body
 
 
 _INFO = (

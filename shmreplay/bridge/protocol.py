@@ -82,6 +82,7 @@ class Kind(enum.IntEnum):
     FLUSH = 32
     WRITER_CLOSE = 33
     CONFIGURE = 34
+    CHECKPOINT = 35
 
 
 class Op(enum.IntEnum):

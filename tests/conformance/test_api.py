@@ -451,7 +451,6 @@ def test_exceptions_are_of_reverbs_types_and_of_one_root(make_client: MakeClient
         (TypeError, "max_size", lambda: table(max_size=2**31)),
         (TypeError, "max_size", lambda: table(max_size=1.5)),
         (ValueError, "signature", lambda: table(signature={"x": "float"})),
-        (ValueError, "no checkpointer", client.checkpoint),
     ]
     for kind, fragment, call in calls:
         with pytest.raises(kind, match=fragment) as caught:
@@ -470,24 +469,29 @@ def test_clients_pickle_by_address_and_show_it(make_client: MakeClient) -> None:
     assert repr(client) == f"Client, server_address={client.server_address}"
 
 
-def test_a_server_with_a_checkpointer_says_that_it_has_no_effect(
-    make_client: MakeClient, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_a_checkpointer_says_where_checkpoints_go(make_client: MakeClient, tmp_path: Path) -> None:
     wanted = reverb.checkpointers.DefaultCheckpointer(
         str(tmp_path / "here"), fallback_checkpoint_path="x"
     )
     assert (wanted.path, wanted.group) == (str(tmp_path / "here"), "")
     assert wanted.fallback_checkpoint_path == "x"
-    assert wanted.internal_checkpointer() == (wanted.path, "", "x")
-    with caplog.at_level(logging.WARNING):
-        _, client = make_client([table()], checkpointer=wanted)
-    assert "saves and loads no checkpoints" in caplog.text
-    with pytest.raises(ValueError, match=r"no checkpointer.*nothing was saved"):
-        client.checkpoint()
+    assert wanted.internal_checkpointer()[:3] == (wanted.path, "", "x")
+    _, client = make_client([table()], checkpointer=wanted)
+    path = Path(client.checkpoint())
+    assert path.is_absolute() and path.is_dir() and path.parent == tmp_path / "here"
     with pytest.raises(TypeError, match="checkpointer"):
         reverb.Server([table()], None, "directory")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         reverb.checkpointers.CheckpointerBase()  # type: ignore[abstract]
+
+
+def test_a_group_is_refused_when_a_checkpoint_is_written(
+    make_client: MakeClient, tmp_path: Path
+) -> None:
+    checkpointer = reverb.checkpointers.DefaultCheckpointer(str(tmp_path), group="users")
+    _, client = make_client([table()], checkpointer=checkpointer)
+    with pytest.raises(ValueError, match="group 'users'"):
+        client.checkpoint()
 
 
 def test_default_checkpointers_have_directories_of_their_own() -> None:

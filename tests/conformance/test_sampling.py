@@ -5,9 +5,11 @@ seen from outside; a test for each fact.
 from __future__ import annotations
 
 import collections
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -242,10 +244,14 @@ def test_reset_info_and_delete(make_client: MakeClient) -> None:
     assert set(after.tolist()).isdisjoint(keys.tolist())
 
 
-def test_checkpoint_without_a_checkpointer_is_an_invalid_argument(make_client: MakeClient) -> None:
+def test_checkpoint_without_a_checkpointer_goes_where_temporary_files_do(
+    make_client: MakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     _, client = make_client([fifo_table()])
-    with pytest.raises(ValueError, match="no checkpointer"):
-        client.checkpoint()
+    first, second = Path(client.checkpoint()), Path(client.checkpoint())
+    assert second.is_dir() and first.parent == second.parent and not first.exists()
+    assert second.parent.parent == tmp_path
 
 
 @pytest.mark.parametrize("dtype", list(DTYPE_CODES), ids=str)
