@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ import shmreplay as reverb
 from shmreplay import errors, rate_limiters, selectors
 
 MIB = 1 << 20
+STARVED_SECONDS = 5.0
 REFUSALS = (errors.ReverbError, OSError, MemoryError, RuntimeError)
 """What may be raised: our own errors, and the system's or the interpreter's where it says more."""
 
@@ -69,6 +71,30 @@ def left_of(name: str) -> list[str]:
     return [entry.name for entry in Path("/dev/shm").iterdir() if name in entry.name]
 
 
+@contextmanager
+def interrupted(seconds: float) -> Iterator[None]:
+    """Interrupts what takes longer, in the main thread, as Ctrl-C would.
+
+    CPython's `Thread.start` waits for ever where the new thread finds no memory for its first frame.
+    """
+
+    def give_up(number: int, frame: object) -> None:
+        raise MemoryError(f"interrupted after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def threads_alive() -> int:
+    """Without those that were never seen to start."""
+    return sum(thread.is_alive() for thread in threading.enumerate())
+
+
 def climb(
     which: int, start: int, step: int, most: int, attempt: Callable[[], None], name: str | None
 ) -> list[str]:
@@ -84,17 +110,17 @@ def climb(
     """
     refused = []
     open_before = descriptors()
-    threads_before = threading.active_count()
+    threads_before = threads_alive()
     for number in range(most):
         try:
-            with limited(which, start + number * step):
+            with interrupted(STARVED_SECONDS), limited(which, start + number * step):
                 attempt()
         except REFUSALS as error:
             refused.append(f"{type(error).__name__}: {error}")
             del error
             gc.collect()  # a traceback keeps what its frames hold
             assert descriptors() == open_before, refused
-            assert threading.active_count() == threads_before, refused
+            assert threads_alive() == threads_before, refused
             assert name is None or not left_of(name), refused
             continue
         return refused
