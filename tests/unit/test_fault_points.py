@@ -75,7 +75,7 @@ def left_of(name: str) -> list[str]:
 def interrupted(seconds: float) -> Iterator[None]:
     """Interrupts what takes longer, in the main thread, as Ctrl-C would.
 
-    CPython's `Thread.start` waits for ever where the new thread finds no memory for its first frame.
+    CPython's `Thread.start` waits for ever where the new thread finds no memory to begin.
     """
 
     def give_up(number: int, frame: object) -> None:
