@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["COUNTER", "GAUGE", "STORE", "TABLE", "Key"]
+__all__ = ["COUNTER", "GAUGE", "SERVER", "STORE", "TABLE", "Key"]
 
 COUNTER: Final = "counter"
 """Only grows, until it begins anew."""
@@ -51,6 +51,16 @@ STORE: Final = {
     "closed": Key(GAUGE, "1 if the server was stopped."),
 }
 """Of the store."""
+
+SERVER: Final = {
+    "checkpoints_written": Key(COUNTER, "Checkpoints that this server has written."),
+    "checkpoint_failures": Key(COUNTER, "Checkpoints that could not be written."),
+    "checkpoint_last_s": Key(GAUGE, "Seconds that the last one took."),
+    "checkpoint_last_held_s": Key(GAUGE, "Seconds of these in which it held everybody up."),
+    "checkpoint_last_bytes": Key(GAUGE, "Bytes that the last one refers to."),
+    "checkpoint_last_new_bytes": Key(GAUGE, "Bytes of these that were written anew."),
+}
+"""Of the server's process: in `Server.stats` alone."""
 
 TABLE: Final = {
     "size": Key(GAUGE, "Items in the table."),

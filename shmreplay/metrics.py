@@ -25,16 +25,17 @@ _log = logging.getLogger(__name__)
 
 # Seconds that a scrape waits for a server: Prometheus's own timeout is 10.
 _PATIENCE_S: Final = 3.0
+_OF_STORE: Final = {**counters.STORE, **counters.SERVER}
 
 
 def metric_name(key: str, *, of_table: bool) -> str:
     """The metric of a key of `counters`, as Prometheus shows it.
 
     Args:
-        key: As in `counters.STORE` or `counters.TABLE`.
+        key: As in `counters.STORE`, `counters.SERVER` or `counters.TABLE`.
         of_table: Which of the two.
     """
-    kind = (counters.TABLE if of_table else counters.STORE)[key].kind
+    kind = (counters.TABLE if of_table else _OF_STORE)[key].kind
     base = f"{key.removesuffix('_s')}_seconds" if key.endswith("_s") else key
     name = f"shmreplay_{'table_' if of_table else ''}{base}"
     return f"{name}_total" if kind == counters.COUNTER else name
@@ -91,7 +92,7 @@ class StoreCollector(Collector):
         for name, value in stats.items():
             table, _, key = name.rpartition("/")
             of_table = bool(table)
-            known = counters.TABLE if of_table else counters.STORE
+            known = counters.TABLE if of_table else _OF_STORE
             if key not in known:  # of a server of a later version
                 continue
             family = families.get((of_table, key))

@@ -45,12 +45,13 @@ def test_stats_are_numbers_whose_keys_are_explained(make_server: MakeServer, bri
     with reverb.Client(f"tcp://localhost:{server.port}" if bridge else server.address) as client:
         remote = client.stats()
     stats = server.stats()
-    assert {key for key in stats if not key.endswith("/extension_errors")} == set(remote)
+    here = {key for key in stats if key.endswith("/extension_errors")} | set(counters.SERVER)
+    assert set(stats) - here == set(remote)
     assert all(type(value) in (int, float) for value in stats.values())
     for name in tables:
         found = {k.removeprefix(f"{name.name}/") for k in stats if k.startswith(f"{name.name}/")}
         assert found | {"extension_errors"} == set(counters.TABLE)
-    assert {key for key in stats if "/" not in key} == set(counters.STORE)
+    assert {key for key in stats if "/" not in key} == {*counters.STORE, *counters.SERVER}
     json.dumps(stats, allow_nan=False)
 
 
@@ -144,7 +145,8 @@ def test_metrics_are_the_stats(make_server: MakeServer, source: str) -> None:
     assert found["shmreplay_table_size", "replay"] == 10
     assert found["shmreplay_table_insert_wait_seconds_total", "replay"] == 0
     assert found["shmreplay_capacity_bytes", ""] == 32 << 20
-    assert len(found) == 1 + len(server.stats())
+    not_asked = 0 if source == "server" else len(counters.SERVER)
+    assert len(found) == 1 + len(server.stats()) - not_asked
 
 
 def test_metrics_of_a_server_that_is_gone(unique_name: Callable[[], str]) -> None:
@@ -161,7 +163,8 @@ def test_what_is_no_source() -> None:
 
 def test_the_dashboard_names_metrics_that_there_are() -> None:
     there = {metric_name(key, of_table=True) for key in counters.TABLE}
-    there |= {metric_name(key, of_table=False) for key in counters.STORE} | {"shmreplay_up"}
+    there |= {metric_name(key, of_table=False) for key in {**counters.STORE, **counters.SERVER}}
+    there |= {"shmreplay_up"}
     text = json.dumps(grafana_dashboard.dashboard())
     named = set(re.findall(r"\bshmreplay_\w+", text))
     assert len(named) > 20
