@@ -389,7 +389,8 @@ def test_clean_takes_the_dead_and_no_others(
 def clean_at_once(name: str) -> int:
     removed, problems = recovery.clean([name])
     assert not problems
-    return len(removed)
+    # A lease alone is of a server that gives up starting, as somebody else has it just now.
+    return sum(one.nbytes > 0 for one in removed)
 
 
 def test_cleaners_may_race(store_name: str, others: Others) -> None:
