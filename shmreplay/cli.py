@@ -19,6 +19,7 @@ from shmreplay import (
     command_inspect,
     command_keygen,
     command_ls,
+    command_minari,
     command_serve,
     command_top,
 )
@@ -39,6 +40,7 @@ _COMMANDS = (
     command_keygen,
     command_doctor,
     command_bench,
+    command_minari,
 )
 
 

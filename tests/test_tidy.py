@@ -51,7 +51,7 @@ LAYERS = [
     {"checkpoint_restore"},
     {"bridge"},
     {"server", "dump", "dataset", "tf_client", "doctor", "monitor", "serve_config"},
-    {"command_support", "quick_bench", "top"},
+    {"command_support", "quick_bench", "top", "integrations"},
     {
         "command_bench",
         "command_check",
@@ -63,9 +63,10 @@ LAYERS = [
         "command_keygen",
         "command_ls",
         "command_serve",
+        "command_minari",
         "command_top",
     },
-    {"cli", "integrations", "metrics", "pybind", "reverb_server"},
+    {"cli", "metrics", "pybind", "reverb_server"},
     {"__main__", "trajectory_dataset", "timestep_dataset", "pattern_dataset"},
 ]
 

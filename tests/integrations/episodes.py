@@ -112,6 +112,8 @@ def canonical(structure: Any) -> Any:
     """The same for structures that are the same, and fit for sorting and comparing."""
     if isinstance(structure, dict):
         return tuple((name, canonical(structure[name])) for name in sorted(structure))
+    if isinstance(structure, tuple):
+        return tuple(map(canonical, structure))
     array = np.asarray(structure)
     return (array.dtype.str, array.shape, tuple(array.ravel().tolist()))
 

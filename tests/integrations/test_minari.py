@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
+from shmreplay import cli
 
 minari = pytest.importorskip("minari")
 pytest.importorskip("h5py")
@@ -88,7 +90,7 @@ def test_there_and_back(make_server: MakeServer, make: Any) -> None:
 def first_of(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {name: first_of(part) for name, part in batch.items()}
-    return tuple(map(first_of, batch)) if isinstance(batch, tuple) else batch[0]
+    return tuple(map(first_of, batch)) if isinstance(batch, tuple) else np.asarray(batch[0])
 
 
 def test_an_environment_and_its_spaces(make_server: MakeServer) -> None:
@@ -174,3 +176,41 @@ def test_errors(make_server: MakeServer) -> None:
 def make_dataset(client: reverb.Client) -> Any:
     write(client, arrays)
     return export_table(client, "episodes", "test/made-v0")
+
+
+def test_commands(make_server: MakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    client = client_of(make_server)
+    write(client, nested)
+    store = client.server_address.removeprefix("shm://")
+    dataset = ("--minari", "test/command-v0")
+    assert cli.main(["export", *dataset, store, "episodes", "--author", "me"]) == 0
+    assert "episodes: 10 episodes" in capsys.readouterr().out
+    assert cli.main(["import", *dataset, "--json", client.server_address, "again"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"dataset": dataset[1], "table": "again", "episodes": 10}
+    assert not err
+    before = [canonical(item) for item in items_of(client, "episodes")]
+    assert [canonical(item) for item in items_of(client, "again")] == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("export", "no-such-store", "episodes"), "no store 'no-such-store'"),
+        (("export", "STORE", "other"), "no table 'other'; there are: again, episodes"),
+        (("export", "STORE", "again"), "no items"),
+        (("import", "STORE", "again"), "test/none-v0"),
+        (("import", "STORE", "again", "--limit", "0"), "--limit 0: expected 1 or more"),
+    ],
+)
+def test_commands_that_cannot_be_done(
+    make_server: MakeServer,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    complaint: str,
+) -> None:
+    client = client_of(make_server)
+    store = client.server_address.removeprefix("shm://")
+    given = [store if argument == "STORE" else argument for argument in arguments]
+    assert cli.main([*given, "--minari", "test/none-v0"]) == 2
+    assert complaint in capsys.readouterr().err
