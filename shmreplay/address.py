@@ -66,7 +66,8 @@ def parse(text: object) -> Address:
     """
     if not isinstance(text, str):
         raise errors.ArgumentTypeError(
-            f"a server address is a str like 'localhost:8000' or 'shm://name', got {text!r}"
+            f"a server address must be a str like 'localhost:8000' or 'shm://name', got {text!r}. "
+            f"Use server.address, or f'localhost:{{port}}' for a port."
         )
     if text.startswith("shm://"):
         name = text.removeprefix("shm://")
@@ -76,7 +77,7 @@ def parse(text: object) -> Address:
     if "://" in host or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise errors.InvalidArgumentError(
             "expected an address like 'localhost:8000', 'tcp://host:8000' or 'shm://name', got "
-            f"{text!r}"
+            f"{text!r}. Use f'localhost:{{server.port}}' on the server's machine."
         )
     return Address(None, host, int(port), text.startswith("tcp://"))
 

@@ -36,7 +36,8 @@ def gather(connection: Connection, batch: _native.Batch, out: Any) -> ReplaySamp
     number = batch.schema
     if number < 0:
         raise errors.InvalidArgumentError(
-            "the sampled items differ in structure, dtype or shape and cannot be stacked; use "
+            f"Got {n} sampled items that differ in structure, dtype or shape and cannot be "
+            "stacked; expected items that are alike; use "
             "Client.sample(emit_timesteps=False) or Client.borrow"
         )
     schema = connection.schema(number)
@@ -46,7 +47,8 @@ def gather(connection: Connection, batch: _native.Batch, out: Any) -> ReplaySamp
     if isinstance(stacked, int):
         raise errors.InvalidArgumentError(
             f"item {stacked} of the batch has columns of {[c[0] for c in batch.columns(stacked)]} "
-            f"steps, item 0 of {[c[0] for c in batch.columns(0)]}: items of different length "
+            f"steps, item 0 of {[c[0] for c in batch.columns(0)]}: expected items of one length, "
+            "as others "
             "cannot be stacked; use Client.borrow or Client.sample(emit_timesteps=False), and "
             "shmreplay.padding.pad_batch to stack them padded"
         )
@@ -76,26 +78,31 @@ def _checked_out(
     flat = tree.flatten_with_path(out)
     if len(flat) != len(shapes):
         raise errors.InvalidArgumentError(
-            f"out has {len(flat)} arrays, the items have {len(shapes)} columns"
+            f"out has {len(flat)} arrays, the items have {len(shapes)} columns; expected an array "
+            "for each. Give out the structure of the items."
         )
     if not schema.is_like(out):
         try:
             tree.assert_same_structure(schema.structure, out)
         except errors.InvalidArgumentError as e:
             raise errors.InvalidArgumentError(
-                f"out must have the structure that the items were created with. {e}"
+                "out must have the structure that the items were created with; make it so, or "
+                f"leave out= away. {e}"
             ) from None
     arrays = []
     for (path, array), shape, column in zip(flat, shapes, schema.columns, strict=True):
         if not isinstance(array, np.ndarray):
-            raise errors.ArgumentTypeError(f"out at {path} is {type(array).__name__}, not an array")
+            raise errors.ArgumentTypeError(
+                f"out at {path} is {type(array).__name__}, not an array; expected a numpy array. "
+                "Make it with np.empty."
+            )
         fits = array.ndim == len(shape) and array.shape[1:] == shape[1:] and len(array) >= n
         fits = fits and array.dtype == column.dtype
         flags = array.flags
         if not fits or not flags.c_contiguous or not flags.writeable:
             raise errors.InvalidArgumentError(
                 f"out at {path} is {array.dtype}{list(array.shape)}; expected a writable "
-                f"C-contiguous array {column.dtype}{list(shape)}"
+                f"C-contiguous array {column.dtype}{list(shape)}. Make it with np.empty."
             )
         arrays.append(array if len(array) == n else array[:n])
     return arrays
@@ -147,7 +154,8 @@ class SampleOutput:
         if any(squeezed) or len(lengths) != 1:
             raise errors.InvalidArgumentError(
                 "Can't split non timestep trajectory into timesteps. Its columns have shapes "
-                f"{[a.shape for a in arrays]}; use emit_timesteps=False."
+                f"{[a.shape for a in arrays]}; expected columns of one length; use "
+                "emit_timesteps=False."
             )
         return [
             ReplaySample(info, self._pack([a[t, ...] for a in arrays]))

@@ -64,13 +64,13 @@ def table_not_found(
     there = ", ".join(repr(t) for t in sorted(tables))
     if not isinstance(name, str):
         return errors.ArgumentTypeError(
-            f"a table is named by a str, got {type(name).__name__}: {name!r}. "
-            f"The server has these tables: {there}."
+            f"a table must be named by a str, got {type(name).__name__}: {name!r}. "
+            f"The server has these tables: {there}. Use one of them."
         )
     what = f"Unable to create item in table {name!r} since the table could not be found. "
     return errors.TableNotFoundError(
         f"{what if for_item else ''}Priority table {name} was not found. "
-        f"The server has these tables: {there}."
+        f"The server has these tables: {there}. Use one of them."
     )
 
 
@@ -106,7 +106,8 @@ def bad_priority(table: str, priority: float) -> errors.PriorityError:
     else:
         why = "Priority must be finite, and so must priority ** priority_exponent (at most 1e290)."
     return errors.PriorityError(
-        f"{why} Table {table!r} was given {priority!r}; nothing was changed."
+        f"{why} Table {table!r} was given {priority!r}; nothing was changed. Give a number that "
+        "the table takes."
     )
 
 
@@ -128,5 +129,6 @@ def check_new_structure(data: Any, columns: Iterable[Any]) -> None:
             if shorter != longer and longer[: len(shorter)] == shorter:
                 raise errors.SignatureError(
                     f"column {old} was given before, now {new}: a leaf cannot become a nest or the "
-                    "other way round. Use another name for the new structure."
+                    "other way round; expected is what it was. Use another name for the new "
+                    "structure."
                 )

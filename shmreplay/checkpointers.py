@@ -106,10 +106,11 @@ class DefaultCheckpointer(CheckpointerBase):
         """
         self.path = _path("path", path)
         if not isinstance(group, str):
-            raise ArgumentTypeError(f"Got group {group!r}; expected the name of a group as a str.")
+            raise ArgumentTypeError(f"Got group {group!r}; expected a str. Give a name.")
         if settings not in ("declared", "saved"):
             raise InvalidArgumentError(
-                f"Got settings {settings!r} for a checkpointer; expected 'declared' or 'saved'."
+                f"Got settings {settings!r} for a checkpointer; expected 'declared' or 'saved'. "
+                f"Use one."
             )
         self.group = group
         self.fallback_checkpoint_path = (
@@ -168,9 +169,13 @@ def _seconds(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ArgumentTypeError(f"Got every_seconds {value!r}; expected a number of seconds.")
+        raise ArgumentTypeError(
+            f"Got every_seconds {value!r}; expected seconds. Use None for never."
+        )
     if not (math.isfinite(value) and value > 0):
-        raise InvalidArgumentError(f"Got every_seconds {value}; expected more than 0, finite.")
+        raise InvalidArgumentError(
+            f"Got every_seconds {value}; expected a time above 0. Use None for never."
+        )
     return float(value)
 
 

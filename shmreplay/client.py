@@ -116,7 +116,10 @@ class Client:
             if made is not None and (closed or connection is not None):
                 made.close()  # another call was faster
             if closed:
-                raise errors.ServerClosedError("this client is closed; make a new Client")
+                raise errors.ServerClosedError(
+                    f"Got a call on a client of {self._server_address!r} that is closed; expected "
+                    "an open one; make a new Client."
+                )
             if connection is not None:
                 return connection
             # Without the lock: other calls may have shorter timeouts, or close the client.
@@ -452,7 +455,8 @@ class Client:
         n = limits.checked_int("num_samples", num_samples)
         if n == 0 or n < -1:
             raise errors.InvalidArgumentError(
-                f"num_samples must be at least 1 (or -1, which yields nothing), got {n}"
+                f"num_samples must be at least 1 (or -1, which yields nothing), got {n}. Give the "
+                "number of items to draw."
             )
         connection, seconds = self._reach(timeout)
         number = connection.number(table)
@@ -684,10 +688,14 @@ class Client:
         connection, seconds = self._reach(timeout)
         number = connection.number(table)
         if isinstance(deletes, set | frozenset):
-            raise errors.ArgumentTypeError(f"deletes must be a list of keys, got {deletes!r}")
+            raise errors.ArgumentTypeError(
+                f"deletes must be a list of keys, got {deletes!r}. Use [key] for a single one."
+            )
         gone = checked_keys([] if deletes is None else deletes)
         if updates is not None and not isinstance(updates, Mapping):
-            raise errors.ArgumentTypeError(f"updates must be a dict, got {updates!r}")
+            raise errors.ArgumentTypeError(
+                f"updates must be a dict, got {updates!r}. Give {{key: priority}}."
+            )
         items = {} if updates is None else updates
         keys = checked_keys(list(items.keys()))
         values = checked_priorities(list(items.values()), len(keys))
@@ -930,7 +938,9 @@ def checked_batch_size(value: Any) -> int:
     """
     n = limits.checked_int("batch_size", value)
     if not 1 <= n <= limits.MAX_BATCH:
-        raise errors.InvalidArgumentError(f"batch_size must be in [1, {limits.MAX_BATCH}], got {n}")
+        raise errors.InvalidArgumentError(
+            f"batch_size must be in [1, {limits.MAX_BATCH}], got {n}. Take more in several batches."
+        )
     return n
 
 
@@ -947,10 +957,13 @@ def checked_keys(keys: Any) -> npt.NDArray[np.uint64]:
     array = np.asarray(keys)
     if array.dtype.kind not in "ui":
         raise errors.ArgumentTypeError(
-            f"keys must be integers (info.key, uint64), got dtype {array.dtype}: {keys!r:.80}"
+            f"keys must be integers (info.key, uint64), got dtype {array.dtype}: {keys!r:.80}. "
+            "Take them from info.key of what was sampled."
         )
     if array.ndim != 1:
-        raise errors.InvalidArgumentError(f"keys must have shape [N], got {list(array.shape)}")
+        raise errors.InvalidArgumentError(
+            f"keys must have shape [N], got {list(array.shape)}. Use keys.ravel()."
+        )
     if array.dtype.kind == "i" and array.size and int(array.min()) < 0:
         raise errors.ArgumentTypeError(
             f"keys must not be negative, got {int(array.min())}; take them from info.key"
@@ -982,22 +995,31 @@ def _is_plain(leaf: Any) -> bool:
 def _batch_columns_of_any(data: Any) -> tuple[list[npt.NDArray[Any]], int]:
     flat = tree.flatten_with_path(data)
     if not flat:
-        raise errors.InvalidArgumentError(f"data has no leaves: {data!r}")
+        raise errors.InvalidArgumentError(
+            f"data has no leaves: {data!r}; expected at least one array. Give a column."
+        )
     if len(flat) > limits.MAX_COLUMNS:
         raise errors.SignatureError(
-            f"data has {len(flat)} leaves; at most {limits.MAX_COLUMNS} columns make an item"
+            f"data has {len(flat)} leaves; at most {limits.MAX_COLUMNS} columns make an item. "
+            "Stack small columns into one."
         )
     columns = []
     for path, leaf in flat:
         if leaf is None:
-            raise errors.ArgumentTypeError(f"data at {path} is None; expected an array")
+            raise errors.ArgumentTypeError(
+                f"data at {path} is None; expected an array. Leave the column out of the structure."
+            )
         columns.append(as_array(leaf, path, limits.MAX_SPEC_DIMS))
     for (path, _), column in zip(flat, columns, strict=True):
         if column.ndim == 0:
-            raise errors.SignatureError(f"data at {path} is a scalar; expected an array [N, ...]")
+            raise errors.SignatureError(
+                f"data at {path} is a scalar; expected an array [N, ...]. Use insert() for one "
+                "item."
+            )
         if len(column) != len(columns[0]):
             raise errors.SignatureError(
                 f"data at {path} has {len(column)} rows, but {flat[0][0]} has {len(columns[0])}; "
-                "every array must have the same leading axis N"
+                "every array must have the same leading axis N. Give a row of each column for "
+                "each item."
             )
     return columns, len(columns[0])

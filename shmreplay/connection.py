@@ -79,7 +79,8 @@ class _IdleSessions(list[_native.Session]):
 def stopped(address: str) -> errors.ServerClosedError:
     """The error for work on a store that its server closed."""
     return errors.ServerClosedError(
-        f"Got work for {address!r}, but the server has closed this store: its memory and its items"
+        f"Got work for {address!r}; expected an open store, but the server has closed this store: "
+        "its memory and its items"
         " are gone. Start it again; a Client then goes on with its next call, and writers and"
         " samplers are to be made anew of it."
     )
@@ -170,7 +171,8 @@ class Connection:
             raise stopped(self.store.address)
         if self._closed:
             raise errors.ServerClosedError(
-                "this client is closed; make a new Client to go on working with the store"
+                f"Got a call on a client of {self.store.address!r} that is closed; expected an "
+                "open one; make a new Client to go on working with the store."
             )
 
     def close(self) -> None:

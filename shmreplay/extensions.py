@@ -175,7 +175,7 @@ class _InsertOnSample(TableExtension):
         if self._table not in tables or self._table == table:
             raise InvalidArgumentError(
                 f"Got insert_on_sample({self._table!r}) for table {table!r}; expected the name of"
-                f" another table of the server: {sorted(set(tables) - {table})}."
+                f" another table of the server: {sorted(set(tables) - {table})}. Use one of them."
             )
 
     def on_sample(self, item: ExtensionItem) -> None:

@@ -72,7 +72,8 @@ class Inserter:
         """See `Client.insert`."""
         if not isinstance(priorities, Mapping) or not priorities:
             raise errors.InvalidArgumentError(
-                f"priorities must be a non-empty dict of table name -> priority, got {priorities!r}"
+                "priorities must be a non-empty dict of table name -> priority, got "
+                f"{priorities!r}. Give for instance {{'table': 1.0}}."
             )
         targets = [self._target(table, priority) for table, priority in priorities.items()]
         each = self._append_again(data)
@@ -100,7 +101,8 @@ class Inserter:
             return number, table, math.nan  # which the core takes for the largest seen
         if np.ndim(priority) > 0:
             raise errors.ArgumentTypeError(
-                f"the priority for table {table!r} must be one number, got {priority!r:.80}"
+                f"the priority for table {table!r} must be one number, got {priority!r:.80}. Use "
+                "insert_batch for many items."
             )
         values = checked_priorities(priority, 1)
         check_priorities(connection, table, number, values)
@@ -209,11 +211,15 @@ def _item_leaves(data: Any) -> list[Leaf]:
     """What the columns of the item of a step look like."""
     flat = tree.flatten_with_path(data)
     if not flat:
-        raise errors.InvalidArgumentError(f"data has no leaves: {data!r}")
+        raise errors.InvalidArgumentError(
+            f"data has no leaves: {data!r}; expected at least one array. Give a column."
+        )
     leaves: list[Leaf] = []
     for path, leaf in flat:
         if leaf is None:
-            raise errors.ArgumentTypeError(f"data at {path} is None; expected an array")
+            raise errors.ArgumentTypeError(
+                f"data at {path} is None; expected an array. Leave the column out of the structure."
+            )
         array = as_array(leaf, path)
         leaves.append((DTYPE_CODES[array.dtype], (1, *array.shape), False))
     return leaves
@@ -236,17 +242,18 @@ def checked_priorities(priorities: Any, n: int) -> npt.NDArray[np.float64]:
         values = given.astype(np.float64, copy=False)
     except OverflowError:
         raise errors.PriorityError(
-            f"priorities must fit a float64, got {priorities!r:.80}"
+            f"priorities must fit a float64, got {priorities!r:.80}. Use smaller ones."
         ) from None
     except (TypeError, ValueError):
         raise errors.ArgumentTypeError(
-            f"priorities must be numbers, got {priorities!r:.80}"
+            f"priorities must be numbers, got {priorities!r:.80}. Give a float for each item."
         ) from None
     if values.ndim == 0:
         return np.full(n, values)
     if values.shape != (n,):
         raise errors.InvalidArgumentError(
-            f"priorities must be one number or have shape [{n}], got {list(values.shape)}"
+            f"priorities must be one number or have shape [{n}], got {list(values.shape)}. Give "
+            "one for each item."
         )
     return np.ascontiguousarray(values)
 

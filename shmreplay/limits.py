@@ -273,13 +273,15 @@ def checked_int(name: str, value: Any) -> int:
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ArgumentTypeError(
-            f"Got {name} {value!r} of type {type(value).__name__}; expected an int."
+            f"Got {name} {value!r} of type {type(value).__name__}; expected an int. Use int(...) "
+            "where it stands for one."
         )
     try:
         return operator.index(value)
     except TypeError as error:  # an array of several numbers, or of floats
         raise ArgumentTypeError(
-            f"Got {name} {value!r} of type {type(value).__name__}; expected a single int."
+            f"Got {name} {value!r} of type {type(value).__name__}; expected a single int. Use "
+            "int(...) where it stands for one."
         ) from error
 
 
@@ -295,7 +297,8 @@ def checked_number(name: str, value: Any) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ArgumentTypeError(
-            f"Got {name} {value!r} of type {type(value).__name__}; expected a number."
+            f"Got {name} {value!r} of type {type(value).__name__}; expected a number. Use "
+            "float(...) where it stands for one."
         )
     try:
         return float(value)
@@ -311,6 +314,7 @@ def checked_key(key: Any) -> int:
     """
     if not isinstance(key, int | np.integer) or isinstance(key, bool) or not 0 <= key < 1 << 64:
         raise ArgumentTypeError(
-            f"a key is an integer in [0, 2**64), as in info.key; got {type(key).__name__}: {key!r}"
+            f"a key must be an integer in [0, 2**64); got {type(key).__name__}: {key!r}. Take it "
+            "from info.key."
         )
     return int(key)

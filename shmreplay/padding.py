@@ -52,15 +52,20 @@ def pad_batch(
         ArgumentTypeError: What is given are no samples.
     """
     if not isinstance(samples, Iterable):
-        raise errors.ArgumentTypeError(f"samples must be a list of ReplaySample, got {samples!r}")
+        raise errors.ArgumentTypeError(
+            f"samples must be a list of ReplaySample, got {samples!r}. Give what Client.borrow "
+            "lends."
+        )
     items = list(samples)
     if not items:
-        raise errors.InvalidArgumentError("Got no samples to pad; expected at least one.")
+        raise errors.InvalidArgumentError(
+            "Got no samples to pad; expected at least one. Take some with Client.borrow."
+        )
     for item in items:
         if not isinstance(item, ReplaySample):
             raise errors.ArgumentTypeError(
                 "samples must be ReplaySamples, as Client.sample(emit_timesteps=False) yields "
-                f"them, got one of type {type(item).__name__}"
+                f"them, got one of type {type(item).__name__}. Give those."
             )
     if length is not None:
         length = limits.checked_int("length", length)
@@ -95,13 +100,18 @@ def mask(lengths: npt.ArrayLike, size: int) -> npt.NDArray[np.bool_]:
     entries = limits.checked_int("size", size)
     if array.dtype.kind not in "ui" and array.size:
         raise errors.ArgumentTypeError(
-            f"lengths must be integers as in PaddedBatch.lengths, got {lengths!r:.80}"
+            f"lengths must be integers as in PaddedBatch.lengths, got {lengths!r:.80}. Give one "
+            "entry of them."
         )
     if array.ndim != 1:
-        raise errors.InvalidArgumentError(f"lengths must have shape [B], got {list(array.shape)}")
+        raise errors.InvalidArgumentError(
+            f"lengths must have shape [B], got {list(array.shape)}. Give one entry of "
+            "PaddedBatch.lengths."
+        )
     if entries < 0 or (array.size and not 0 <= array.min() <= array.max() <= entries):
         raise errors.InvalidArgumentError(
-            f"lengths must be in [0, size={entries}], got {lengths!r:.80}"
+            f"lengths must be in [0, size={entries}], got {lengths!r:.80}. Give the size of the "
+            "padded axis."
         )
     return np.arange(entries) < array[:, None]
 
@@ -119,7 +129,7 @@ def _pad_column(
             raise errors.InvalidArgumentError(
                 f"Got a column at {path!r} that is {leaf.dtype}{list(leaf.shape)} in item {i} and "
                 f"{first.dtype}{list(first.shape)} in item 0; expected one dtype, and shapes that "
-                "differ in their first axis alone."
+                "differ in their first axis alone. Take items that are alike."
             )
     if first.ndim == 0 or (length is None and len({len(leaf) for leaf in leaves}) == 1):
         return np.stack(leaves), None

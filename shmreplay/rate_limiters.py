@@ -59,12 +59,13 @@ class RateLimiter:
         self._max_diff = _bound("max_diff", max_diff)
         if not 0 < self._samples_per_insert < math.inf:
             raise InvalidArgumentError(
-                f"Got samples_per_insert {samples_per_insert!r}; expected a finite number above 0."
+                f"Got samples_per_insert {samples_per_insert!r}; expected a finite number above "
+                "0. Use MinSize where the two are not bound to each other."
             )
         if not 1 <= self._min_size_to_sample <= _MAX_INT64:
             raise InvalidArgumentError(
                 f"Got min_size_to_sample {min_size_to_sample!r}; expected a positive integer below"
-                " 2**63."
+                " 2**63. Give the items to hold before anything is sampled."
             )
         if self._min_diff > self._max_diff:
             _logger.warning(
@@ -194,7 +195,8 @@ class SampleToInsertRatio(RateLimiter):
         ratio = checked_number("samples_per_insert", samples_per_insert)
         if not 0 < ratio < math.inf:
             raise InvalidArgumentError(
-                f"Got samples_per_insert {samples_per_insert!r}; expected a finite number above 0."
+                f"Got samples_per_insert {samples_per_insert!r}; expected a finite number above "
+                "0. Use MinSize where the two are not bound to each other."
             )
         offset = ratio * checked_int("min_size_to_sample", min_size_to_sample)
         min_diff, max_diff = _diffs(error_buffer, offset)
@@ -266,7 +268,8 @@ def _length(name: str, value: Any) -> float:
     length = _bound(name, value)
     if length < 0:
         raise InvalidArgumentError(
-            f"Got {name} {value!r}; expected the number of items that may wait, at least 1."
+            f"Got {name} {value!r}; expected the number of items that may wait, at least 1. Give "
+            "the length of the queue."
         )
     return length
 
@@ -274,7 +277,9 @@ def _length(name: str, value: Any) -> float:
 def _positive(name: str, value: Any) -> int:
     count = checked_int(name, value)
     if count < 1:
-        raise InvalidArgumentError(f"Got {name} {value!r}; expected at least 1.")
+        raise InvalidArgumentError(
+            f"Got {name} {value!r}; expected at least 1. Use MinSize(1) for no bound."
+        )
     return count
 
 
@@ -285,7 +290,7 @@ def _diffs(error_buffer: Any, offset: float) -> tuple[float, float]:
             return _bound("error_buffer[0]", pair[0]), _bound("error_buffer[1]", pair[1])
         raise InvalidArgumentError(
             f"Got an error_buffer of {len(pair)} numbers; expected one number, or the pair"
-            " (min_diff, max_diff)."
+            " (min_diff, max_diff). Give one of the two."
         )
     buffer = checked_number("error_buffer", error_buffer)
     return offset - buffer, offset + buffer

@@ -107,7 +107,8 @@ class Sampler:
         n = limits.checked_int("prefetch", prefetch)
         if not 0 <= n <= limits.MAX_PREFETCH:
             raise errors.InvalidArgumentError(
-                f"prefetch must be in [0, {limits.MAX_PREFETCH}], got {prefetch}"
+                f"prefetch must be in [0, {limits.MAX_PREFETCH}], got {prefetch}. Give 2 to "
+                "gather two batches ahead."
             )
         self._pid = os.getpid()
         self._ahead = _Ahead(draw, n if threaded else 0)
@@ -132,8 +133,8 @@ class Sampler:
         """
         if self._forked():
             raise errors.ForkedHandleError(
-                f"this sampler was made by process {self._pid} before a fork; make a new one of a "
-                "Client in this process"
+                f"this sampler was made by process {self._pid} before a fork; expected one "
+                "of this process. Make a new one of a Client in this process."
             )
         ahead = self._ahead
         if ahead.prefetch == 0:
@@ -162,7 +163,9 @@ class Sampler:
             return batch
 
     def _closed_error(self) -> errors.ServerClosedError:
-        return errors.ServerClosedError("this sampler is closed; make a new one")
+        return errors.ServerClosedError(
+            "Got a call on a sampler that is closed; expected an open one; make a new one"
+        )
 
     def _forked(self) -> bool:
         """Whether this process got the sampler from its parent."""
@@ -211,4 +214,7 @@ class Sampler:
 
     def __getstate__(self) -> Any:
         """Samplers hold threads and are not picklable; pickle the Client instead."""
-        raise errors.ArgumentTypeError("a Sampler cannot be pickled; pickle its Client")
+        raise errors.ArgumentTypeError(
+            "Got a Sampler to pickle; expected what can be sent to other processes. Use its "
+            "Client, and make a Sampler of that there."
+        )

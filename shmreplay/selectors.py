@@ -180,7 +180,8 @@ def from_kind(kind: str, priority_exponent: float = 0.0) -> Selector:
         case "epoch":
             return Epoch()
     raise InvalidArgumentError(
-        f"Got the selector kind {kind!r}; expected one of {', '.join(KINDS)}."
+        f"Got the selector kind {kind!r}; expected one of {', '.join(KINDS)}. Use the classes of "
+        "shmreplay.selectors."
     )
 
 

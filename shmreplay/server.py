@@ -115,7 +115,8 @@ class Server:
         """
         if recover and name is None:
             raise errors.InvalidArgumentError(
-                "Got recover=True without a name; expected name= to say which store to take over."
+                "Got recover=True without a name; expected name=: give that of a store that there "
+                "is."
             )
         self._bridge: Any = None
         checked = None if recover and tables is None else checked_tables(tables)
@@ -288,7 +289,9 @@ class Server:
         ):
             if time.monotonic() >= end:
                 raise errors.DeadlineExceededError(
-                    f"the server {self._name!r} was not stopped within {timeout} s"
+                    f"the server {self._name!r} was not stopped within {timeout} s; expected "
+                    "another thread to call stop(). Give a longer timeout, or None to wait for "
+                    "ever."
                 )
 
     def __enter__(self) -> Server:
@@ -319,7 +322,8 @@ def _checkpoint_settings(checkpointer: Any) -> CheckpointSettings:
         return CheckpointSettings("")
     if not isinstance(checkpointer, CheckpointerBase):
         raise errors.ArgumentTypeError(
-            f"Got the checkpointer {checkpointer!r}; expected one of shmreplay.checkpointers."
+            f"Got the checkpointer {checkpointer!r}; expected one of shmreplay.checkpointers. "
+            "Leave it out to have none."
         )
     return checkpointer.internal_checkpointer()
 
@@ -335,7 +339,10 @@ def _reserve_port(port: Any) -> tuple[socket.socket, int]:
     """Binds the port on the loopback, so that no other program takes the number meanwhile."""
     number = 0 if port is None else limits.checked_int("port", port)
     if not 0 <= number < 65536 or (port is not None and number == 0):
-        raise errors.InvalidArgumentError(f"port must be in [1, 65535] or None, got {port}")
+        raise errors.InvalidArgumentError(
+            f"port must be in [1, 65535] or None, got {port}. Leave it out where all clients are "
+            "on this machine."
+        )
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if port is not None:
         # Connections of a server that had the port before may still be fading away.

@@ -590,7 +590,9 @@ def registered(name: str) -> Store | None:
 def _checked_port(port: Any) -> int:
     number = checked_int("port", port)
     if not 0 <= number <= _MAX_PORT:
-        raise InvalidArgumentError(f"Got port {number}; expected 0 to {_MAX_PORT}, 0 for none.")
+        raise InvalidArgumentError(
+            f"Got port {number}; expected 0 to {_MAX_PORT}. Give 0 for none."
+        )
     return number
 
 

@@ -532,16 +532,17 @@ def checked_tables(tables: Iterable[Table] | None) -> tuple[Table, ...]:
         InvalidArgumentError: There are none or too many, or two have the same name.
         ArgumentTypeError: One is not a ``Table``.
     """
-    if tables is None or isinstance(tables, Table):
+    if isinstance(tables, Table) or not isinstance(tables, Iterable):
         raise InvalidArgumentError(
-            f"Got {tables!r} for the tables of a server; expected a list of at least one Table."
+            f"Got {tables!r} for the tables of a server; expected a list of at least one Table. "
+            "Make one with shmreplay.Table(...)."
         )
     result = tuple(tables)
     for table in result:
         if not isinstance(table, Table):
             raise ArgumentTypeError(
                 f"Got {table!r} of type {type(table).__name__} in the tables of a server; expected"
-                " shmreplay.Table."
+                " shmreplay.Table. Make it with shmreplay.Table(...)."
             )
     if not 1 <= len(result) <= MAX_TABLES:
         raise InvalidArgumentError(
@@ -571,7 +572,8 @@ def _default_stripes(sampler: str, remover: str, max_size: int) -> int:
 def _check_name(name: Any) -> None:
     if not isinstance(name, str):
         raise ArgumentTypeError(
-            f"Got the table name {name!r} of type {type(name).__name__}; expected a str."
+            f"Got the table name {name!r} of type {type(name).__name__}; expected a str. Give its "
+            "name as text."
         )
     # Lone surrogates cannot be encoded; they count as one byte here and are refused below.
     size = len(name.encode("utf-8", "replace"))
@@ -653,7 +655,7 @@ def _checked_extensions(extensions: Any) -> tuple[TableExtension, ...]:
     if isinstance(extensions, TableExtension | str) or not isinstance(extensions, Iterable):
         raise ArgumentTypeError(
             f"Got the table extensions {extensions!r}; expected a list of objects that derive from"
-            " shmreplay.TableExtension."
+            " shmreplay.TableExtension. Give an empty list for none."
         )
     result = tuple(extensions)
     for extension in result:
@@ -670,7 +672,7 @@ def _check_events(events: int, stripes: int) -> None:
     if events and not (stripes == 1 and EXTENSION_EVENTS_MIN <= events <= EXTENSION_EVENTS_MAX):
         raise InvalidArgumentError(
             f"Got {stripes} stripes and room for {events} changes for a table with extensions;"
-            f" expected 1 stripe, as they are told of all changes in one order, and room for"
+            " expected 1 stripe, as they are told of all changes in one order, and room for"
             f" {EXTENSION_EVENTS_MIN} to {EXTENSION_EVENTS_MAX}. Leave stripes out."
         )
 

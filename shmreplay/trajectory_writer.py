@@ -96,7 +96,8 @@ class TrajectoryWriter(WriterCore):
         """The structure of column histories; `history` keeps it until new columns are seen."""
         if self._structure is None:
             raise errors.WriterStateError(
-                "history cannot be accessed before `append` is called at least once"
+                "history cannot be accessed before `append` is called at least once: got 0 steps. "
+                "Call append first."
             )
         numbers = {column.path: column.number for column in self.columns}
         return tree.map_structure(
@@ -167,7 +168,8 @@ class TrajectoryWriter(WriterCore):
                 if end is not None and now >= end:
                     raise errors.DeadlineExceededError(
                         f"{what} did not complete within the provided timeout of {timeout_s} s: "
-                        f"{self._describe_wait()}. The items stay in line."
+                        f"{self._describe_wait()}. The items stay in line. Give a longer timeout, "
+                        "or sample to make room."
                     )
                 table = self.pending_table()
                 if table is not None:
@@ -220,8 +222,8 @@ class TrajectoryWriter(WriterCore):
         have = self._connection.native.schema_text(done).decode()
         raise errors.SignatureError(
             f"Unable to replace the data of item {key} of table {table!r}: it was created with "
-            f"another structure, dtype or shape, or with a time dimension where the new data have "
-            f"none or the other way round. Its structure, with [code, shape, squeezed] for each "
+            "another structure, dtype or shape, or with a time dimension where the new data have "
+            "none or the other way round. Its structure, with [code, shape, squeezed] for each "
             f"column: {have:.500}. An int index into the history gives a squeezed column, a slice "
             "one with a time dimension."
         )
@@ -243,7 +245,8 @@ class TrajectoryWriter(WriterCore):
         n = limits.checked_int("block_until_num_items", block_until_num_items)
         if n < 0:
             raise errors.InvalidArgumentError(
-                f"block_until_num_items must be >= 0, got {block_until_num_items}"
+                f"block_until_num_items must be >= 0, got {block_until_num_items}. Use 0 to wait "
+                "for all items."
             )
         seconds = limits.checked_timeout_ms(timeout_ms)
         self._check_usable()
@@ -287,14 +290,16 @@ class TrajectoryWriter(WriterCore):
         """
         if isinstance(path, str) or not isinstance(path, Sequence):
             raise errors.ArgumentTypeError(
-                f"path must be a tuple like ('obs', 'camera'), got {path!r}"
+                f"path must be a tuple like ('obs', 'camera'), got {path!r}. Use (name,) for a "
+                "column of a flat dict."
             )
         keep = checked_keep_alive(num_keep_alive_refs)
         if max_chunk_length is not None:
             rows = limits.checked_int("max_chunk_length", max_chunk_length)
             if not 1 <= rows <= keep:
                 raise errors.InvalidArgumentError(
-                    f"max_chunk_length must be in [1, num_keep_alive_refs={keep}], got {rows}"
+                    f"max_chunk_length must be in [1, num_keep_alive_refs={keep}], got {rows}. "
+                    "Give a smaller one, or keep more steps within reach."
                 )
         self.configure_column(tuple(path), keep, max_chunk_length)
 
@@ -321,14 +326,15 @@ class TrajectoryWriter(WriterCore):
         if self._layout is None:
             if self._structure is None:
                 raise errors.WriterStateError(
-                    "next_step() does not know the columns before the first append; pass spec="
+                    "next_step() does not know the columns after 0 appends; expected dtypes and "
+                    "shapes: pass spec="
                 )
             by_path = {c.path: c.number for c in self.columns}
             leaves = tree.flatten(self._structure)
             unknown = [leaf.path for leaf in leaves if leaf.path not in by_path]
             if unknown:
                 raise errors.WriterStateError(
-                    f"next_step() does not know dtype and shape of {unknown}, which had no value "
+                    f"next_step() must know dtype and shape of {unknown}, which had no value "
                     "yet; pass spec="
                 )
             self._layout = _StepLayout([by_path[leaf.path] for leaf in leaves], self._structure)
@@ -359,7 +365,8 @@ class TrajectoryWriter(WriterCore):
     def _check_usable(self) -> None:
         if self.closed:
             raise errors.WriterClosedError(
-                "Close has been called on this writer; make a new one to go on writing"
+                "Got a call on a closed writer: Close has been called on this writer; expected an "
+                "open one; make a new one to go on writing"
             )
         self._connection.store.check_fork()
         # The writer may outlive its client, but not its server.
@@ -467,8 +474,8 @@ def _merge(old: Any, new: Any, path: tuple[Any, ...]) -> Any:
     if both_leaves or not any(leaf.has_value for leaf in tree.flatten(new)):
         return old
     raise errors.SignatureError(
-        f"the data at {path} was {_kind(old)} before and is {_kind(new)} now. Use another name for "
-        "the new structure."
+        f"the data at {path} was {_kind(old)} before and is {_kind(new)} now. Expected is what it "
+        "was before. Use another name for the new structure."
     )
 
 
@@ -478,7 +485,9 @@ def _kind(node: Any) -> str:
 
 def _check_declared(path: tuple[Any, ...], spec: TensorSpec) -> None:
     if any(d is None for d in spec.shape):
-        raise errors.SignatureError(f"column {path}: next_step needs a full shape, got {spec}")
+        raise errors.SignatureError(
+            f"column {path}: next_step needs a full shape, got {spec}. Give every size in spec=."
+        )
 
 
 def checked_keep_alive(value: Any) -> int:
@@ -491,7 +500,8 @@ def checked_keep_alive(value: Any) -> int:
     keep = limits.checked_int("num_keep_alive_refs", value)
     if not 1 <= keep <= limits.MAX_KEEP_ALIVE_REFS:
         raise errors.InvalidArgumentError(
-            f"num_keep_alive_refs must be in [1, {limits.MAX_KEEP_ALIVE_REFS}], got {keep}"
+            f"num_keep_alive_refs must be in [1, {limits.MAX_KEEP_ALIVE_REFS}], got {keep}. Give "
+            "the number of steps that items reach back."
         )
     return keep
 

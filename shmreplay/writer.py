@@ -52,7 +52,8 @@ class Writer:
         length = limits.checked_int("max_sequence_length", max_sequence_length)
         if length < 1:
             raise errors.InvalidArgumentError(
-                f"max_sequence_length ({length}) must be a positive integer"
+                f"max_sequence_length ({length}) must be a positive integer. Give the steps that "
+                "the longest item has."
             )
         if chunk_length is None:
             chunk_length = min(10, length)
@@ -60,14 +61,15 @@ class Writer:
         if not 1 <= chunk <= length:
             raise errors.InvalidArgumentError(
                 f"chunk_length ({chunk}) must be a positive integer le to max_sequence_length "
-                f"({length})"
+                f"({length}). Leave it out for a good one."
             )
         if max_in_flight_items is None:
             max_in_flight_items = _UNBOUNDED
         in_flight = limits.checked_int("max_in_flight_items", max_in_flight_items)
         if in_flight < 1:
             raise errors.InvalidArgumentError(
-                f"max_in_flight_items ({in_flight}) must be a positive integer"
+                f"max_in_flight_items ({in_flight}) must be a positive integer. Use None for no "
+                "bound."
             )
         self._settings = {
             "chunk_length": chunk,
@@ -117,9 +119,14 @@ class Writer:
         flat = tree.flatten_with_path(data)
         for path, leaf in flat:
             if leaf is None:
-                raise errors.ArgumentTypeError(f"data at {path!r} is None; expected an array")
+                raise errors.ArgumentTypeError(
+                    f"data at {path!r} is None; expected an array. Use a TrajectoryWriter for "
+                    "steps that lack columns."
+                )
         if not flat:
-            raise errors.SignatureError(f"data has no leaves: {data!r}")
+            raise errors.SignatureError(
+                f"data has no leaves: {data!r}; expected at least one array. Give a column."
+            )
         if self._specs and len(flat) != len(self._specs):
             raise errors.SignatureError(
                 "Number of tensors per timestep was inconsistent. Previously it was "
@@ -142,17 +149,23 @@ class Writer:
         self._check_open("Append")
         flat = tree.flatten_with_path(sequence)
         if not flat:
-            raise errors.InvalidArgumentError("AppendSequence called with empty data.")
+            raise errors.InvalidArgumentError(
+                f"AppendSequence called with empty data. Got {sequence!r}; expected at least one "
+                "array. Give a column."
+            )
         arrays = [as_array(leaf, path, limits.MAX_DIMS + 1) for path, leaf in flat]
         for i, array in enumerate(arrays):
             if array.ndim == 0:
                 raise errors.InvalidArgumentError(
-                    f"AppendSequence called with scalar tensor at index {i}."
+                    f"AppendSequence called with scalar tensor at index {i}. Got a scalar; "
+                    "expected a leading axis of steps. Use append for one step."
                 )
         lengths = [len(array) for array in arrays]
         if len(set(lengths)) > 1:
             raise errors.InvalidArgumentError(
-                f"AppendSequence called with tensors of non equal batch dimension: {lengths}."
+                f"AppendSequence called with tensors of non equal batch dimension: {lengths}. "
+                "Expected one length. Give each column a row for every step; all must be equally "
+                "many."
             )
         for row in range(lengths[0]):
             try:
@@ -186,11 +199,14 @@ class Writer:
         self._check_open("CreateItem")
         count = limits.checked_int("num_timesteps", num_timesteps)
         if count < 1:
-            raise errors.InvalidArgumentError(f"num_timesteps ({count}) must be a positive integer")
+            raise errors.InvalidArgumentError(
+                f"num_timesteps ({count}) must be a positive integer. Give the steps of the item."
+            )
         if count > self._steps:
             raise errors.InvalidArgumentError(
                 "Argument `num_timesteps` is larger than number of buffered timesteps: got "
-                f"{count}, there are {self._steps} (max_sequence_length is {self._max_length})."
+                f"{count}, there are {self._steps} (max_sequence_length is {self._max_length}). "
+                "Give fewer, or make the writer with a longer max_sequence_length."
             )
         self._check_signature(table, count)
         history = self._writer.history
@@ -263,7 +279,8 @@ class Writer:
     def _check_open(self, method: str) -> None:
         if self._closed:
             raise errors.WriterClosedError(
-                f"Calling method {method} after Close has been called; make a new writer"
+                f"Calling method {method} after Close has been called; expected an open writer; "
+                "make a new writer"
             )
 
     def __enter__(self) -> Writer:

@@ -691,7 +691,8 @@ cdef class WriterCore:
             self.owner = 0
             PyThread_release_lock(self.lock)
             raise errors.WriterClosedError(
-                "Close has been called on this writer; make a new one to go on writing")
+                "Got a call on a closed writer: Close has been called on this writer; expected an "
+                "open one; make a new one to go on writing")
         return 0
 
     cdef inline void leave(self) noexcept:

@@ -144,9 +144,7 @@ typedef struct {
     uint64_t owed_epoch;      /* the table's epoch then: a reset has settled what is older */
     /* Since when its batch is lent to the user (CLOCK_REALTIME); 0: none is. For people. */
     _Atomic uint64_t borrowed_ns;
-    /* Statistics: only the owner adds to them. They go on from owner to owner: the sum over all
-     * sessions is what was ever done in the store. */
-    _Atomic uint64_t inserts, samples, updates, bytes_in;
+    _Atomic uint64_t inserts, samples, updates, bytes_in; /* statistics, of all owners so far */
     /* The ledger until it grows: a session needs no memory to begin with, so that a store which is
      * full can still be sampled from, deleted from and reset. */
     uint64_t own_ledger[SR_OWN_LEDGER];
@@ -361,9 +359,7 @@ typedef struct {
     char _pad0[SR_LINE - 56];
     /* futex: something was inserted, or reset, or closed */
     _Atomic uint32_t sample_seq, sample_waiters;
-    /* Statistics since the last reset, here and in the next line: time slept, by all together;
-     * calls that got nothing, and items that left by sampling or by key (under the limiter). */
-    _Atomic uint64_t sample_wait_ns;
+    _Atomic uint64_t sample_wait_ns; /* here and below: statistics since the last reset */
     uint64_t samples_refused, consumed;
     char _pad1[SR_LINE - 32];
     /* Futex: something was sampled or deleted, or reset, or closed. */

@@ -1,0 +1,671 @@
+"""What errors say: the value that was given, what was expected, and what to do.
+
+`CALLS` makes the errors and looks at each message for three texts. Of the places in the library's
+public modules that make an error, those that no call of the table comes to are looked at in the
+source: their text must have something of what was given, a word of what was expected, and one of
+what to do. What remains is listed in `OTHERWISE`, each with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pytest
+
+import shmreplay as reverb
+from shmreplay import errors, limits, rate_limiters, selectors
+from shmreplay.spec import as_spec
+
+PACKAGE: Final = Path(reverb.__file__).parent
+
+PUBLIC: Final = (
+    "address",
+    "batches",
+    "binding_support",
+    "checkpointers",
+    "client",
+    "connection",
+    "extensions",
+    "inserting",
+    "limits",
+    "metrics",
+    "padding",
+    "rate_limiters",
+    "sampler",
+    "selectors",
+    "serve_config",
+    "server",
+    "spec",
+    "table",
+    "trajectory_writer",
+    "writer",
+)
+
+
+class World:
+    """A server with tables of two kinds, a client, and a writer with three steps."""
+
+    def __init__(self, stack: ExitStack, make_server: Callable[..., reverb.Server]) -> None:
+        self.server = make_server(
+            [
+                table("t"),
+                reverb.Table(
+                    "p", selectors.Prioritized(1.0), selectors.Fifo(), 9, rate_limiters.MinSize(1)
+                ),
+                table("signed", signature={"x": reverb.TensorSpec((None, 2), np.float32)}),
+                reverb.Table.queue("queue", 2),
+            ]
+        )
+        self.client = self.server.localhost_client()
+        stack.callback(self.client.close)
+        self.client.insert_batch("t", {"x": np.zeros((4, 2))})
+        self.writer = self.client.trajectory_writer(3)
+        stack.callback(self.writer.close)
+        for _ in range(3):
+            self.writer.append({"x": np.zeros(2, np.float32)})
+        self.closed = self.server.localhost_client()
+        self.closed.insert({"x": 1.0}, {"p": 1.0})
+        self.closed.close()
+
+    def legacy(self, *steps: Any) -> Any:
+        """A writer of Reverb's first interface, after some steps."""
+        writer = self.client.writer(3)
+        for step in steps:
+            writer.append(step)
+        return writer
+
+
+def table(name: Any, **options: Any) -> reverb.Table:
+    arguments: dict[str, Any] = {"sampler": selectors.Uniform(), "remover": selectors.Fifo()}
+    arguments |= {"max_size": 50, "rate_limiter": rate_limiters.MinSize(1), **options}
+    return reverb.Table(name, **arguments)
+
+
+class Call(NamedTuple):
+    """A call that is refused, and what its message must hold."""
+
+    make: Callable[[Any], object]
+    given: str
+    expected: str
+    remedy: str
+
+
+# Given what it does not take, which a type checker need not say.
+api: Final[Any] = reverb
+NAN: Final = float("nan")
+
+CALLS: Final = {
+    # clients
+    "address type": Call(lambda w: api.Client(8000), "8000", "must be a str", "Use server.address"),
+    "address": Call(
+        lambda w: api.Client("a:b"), "'a:b'", "expected an address like", "Use f'localhost"
+    ),
+    "no such table": Call(
+        lambda w: w.client.sample_batch("no", 1),
+        "no",
+        "has these tables: 'p', 'queue'",
+        "Use one of them",
+    ),
+    "table type": Call(
+        lambda w: w.client.reset(7), "7", "must be named by a str", "Use one of them"
+    ),
+    "closed client": Call(
+        lambda w: w.closed.reset("t"), "localhost:", "expected an open one", "make a new Client"
+    ),
+    "batch_size": Call(
+        lambda w: w.client.sample_batch("t", 0), "got 0", "must be in [1,", "several batches"
+    ),
+    "batch_size type": Call(
+        lambda w: w.client.sample_batch("t", 1.5), "1.5", "expected an int", "Use int("
+    ),
+    "timeout": Call(
+        lambda w: w.client.sample_batch("t", 1, timeout="x"),
+        "'x'",
+        "expected seconds",
+        "None to wait for ever",
+    ),
+    "timeout nan": Call(
+        lambda w: w.client.sample_batch("t", 1, timeout=NAN),
+        "nan",
+        "expected seconds",
+        "None to wait for ever",
+    ),
+    "num_samples": Call(
+        lambda w: list(w.client.sample("t", 0)), "got 0", "must be at least 1", "Give the number"
+    ),
+    "keys dtype": Call(
+        lambda w: w.client.update_priorities("t", np.array([0.5]), [1.0]),
+        "float64",
+        "must be integers",
+        "Take them from info.key",
+    ),
+    "keys shape": Call(
+        lambda w: w.client.update_priorities("t", np.zeros((2, 2), np.uint64), 1.0),
+        "[2, 2]",
+        "must have shape [N]",
+        "ravel()",
+    ),
+    "key below 0": Call(
+        lambda w: w.client.update_priorities("t", np.array([-1]), [1.0]),
+        "-1",
+        "must not be negative",
+        "take them from info.key",
+    ),
+    "priorities": Call(
+        lambda w: w.client.update_priorities("t", [1], ["x"]),
+        "'x'",
+        "must be numbers",
+        "Give a float",
+    ),
+    "priorities shape": Call(
+        lambda w: w.client.update_priorities("t", [1], [1.0, 2.0]),
+        "[2]",
+        "shape [1]",
+        "Give one for each",
+    ),
+    "priority nan": Call(
+        lambda w: w.client.update_priorities("t", [1], [NAN]),
+        "nan",
+        "must not be NaN",
+        "Give a number",
+    ),
+    "priority below 0": Call(
+        lambda w: w.client.insert({"x": 1}, {"p": -1.0}),
+        "-1.0",
+        "must not be negative",
+        "Give a number",
+    ),
+    "priority too large": Call(
+        lambda w: w.client.insert({"x": 1}, {"p": float("inf")}),
+        "inf",
+        "must be finite",
+        "Give a number",
+    ),
+    "priorities of an insert": Call(
+        lambda w: w.client.insert({"x": 1}, {}), "{}", "non-empty dict", "Give for instance"
+    ),
+    "priority of an insert": Call(
+        lambda w: w.client.insert({"x": 1}, {"t": [1.0, 2.0]}),
+        "[1.0, 2.0]",
+        "must be one number",
+        "Use insert_batch",
+    ),
+    "data none": Call(
+        lambda w: w.client.insert({"x": None}, {"t": 1.0}),
+        "None",
+        "expected an array",
+        "Leave the column out",
+    ),
+    "data empty": Call(
+        lambda w: w.client.insert({}, {"t": 1.0}),
+        "{}",
+        "expected at least one array",
+        "Give a column",
+    ),
+    "data text": Call(
+        lambda w: w.client.insert({"x": "abc"}, {"t": 1.0}),
+        "<U3",
+        "expected bool",
+        "Give it as bytes",
+    ),
+    "batch empty": Call(
+        lambda w: w.client.insert_batch("t", {}),
+        "{}",
+        "expected at least one array",
+        "Give a column",
+    ),
+    "batch of a scalar": Call(
+        lambda w: w.client.insert_batch("t", {"x": 1.0}),
+        "x",
+        "expected an array [N, ...]",
+        "Use insert()",
+    ),
+    "batch of none": Call(
+        lambda w: w.client.insert_batch("t", {"x": None}),
+        "None",
+        "expected an array",
+        "Leave the column out",
+    ),
+    "batch of unequal columns": Call(
+        lambda w: w.client.insert_batch("t", {"x": np.zeros(2), "y": np.zeros(3)}),
+        "3 rows",
+        "same leading axis N",
+        "Give a row",
+    ),
+    "deletes": Call(
+        lambda w: w.client.mutate_priorities("t", deletes={7}), "{7}", "must be a list", "Use [key]"
+    ),
+    "updates": Call(
+        lambda w: w.client.mutate_priorities("t", updates=[7]),
+        "[7]",
+        "must be a dict",
+        "{key: priority}",
+    ),
+    "out": Call(
+        lambda w: w.client.sample_batch("t", 1, out={"x": np.zeros((1, 3))}),
+        "float64[1, 3]",
+        "expected a writable",
+        "np.empty",
+    ),
+    "out columns": Call(
+        lambda w: w.client.sample_batch("t", 1, out={}),
+        "out has 0",
+        "expected an array for each",
+        "Give out the structure",
+    ),
+    "max_size": Call(
+        lambda w: w.client.configure_table("t", max_size=10**8),
+        "100000000",
+        "expected at most",
+        "Declare a larger",
+    ),
+    "prefetch": Call(
+        lambda w: w.client.sampler("t", 1, prefetch=-1), "got -1", "must be in [0,", "Give 2"
+    ),
+    "pickled sampler": Call(
+        lambda w: _pickle_sampler(w), "Got a Sampler", "expected what can be sent", "Use its Client"
+    ),
+    "held back": Call(
+        lambda w: w.client.sample_batch("queue", 1, timeout=0.0),
+        "within 0.0 s",
+        "min_size_to_sample=1",
+        "held back by its rate limiter",
+    ),
+    # servers and tables
+    "port": Call(
+        lambda w: api.Server([table("x")], port=70000),
+        "70000",
+        "must be in [1, 65535]",
+        "Leave it out",
+    ),
+    "port taken": Call(
+        lambda w: api.Server([table("x")], port=w.server.port),
+        "port ",
+        "cannot be used",
+        "choose another",
+    ),
+    "recover": Call(
+        lambda w: api.Server(None, recover=True),
+        "recover=True",
+        "expected name=",
+        "give that of",
+    ),
+    "checkpointer": Call(
+        lambda w: api.Server([table("x")], checkpointer=7),
+        "7",
+        "expected one of",
+        "Leave it out",
+    ),
+    "not stopped": Call(
+        lambda w: w.server.wait(0.0), "within 0.0 s", "expected another thread", "longer timeout"
+    ),
+    "tables": Call(lambda w: api.Server(7), "Got 7", "expected a list", "Make one with"),
+    "no tables": Call(
+        lambda w: api.Server([]), "Got 0 tables", "expected 1 to", "Give at least one"
+    ),
+    "not a table": Call(
+        lambda w: api.Server([7]), "Got 7", "expected shmreplay.Table", "Make it with"
+    ),
+    "equal names": Call(
+        lambda w: api.Server([table("x"), table("x")]),
+        "['x']",
+        "expected each name once",
+        "Rename",
+    ),
+    "table name": Call(lambda w: table(""), "''", "expected 1 to", "Choose a longer"),
+    "table name type": Call(
+        lambda w: table(7), "Got the table name 7", "expected a str", "Give its name"
+    ),
+    "table name text": Call(
+        lambda w: table("a\0"), "'a\\x00'", "expected text without", "Choose another"
+    ),
+    "table size": Call(
+        lambda w: table("x", max_size=0), "max_size 0", "expected 1 to", "Give the number"
+    ),
+    "table size above": Call(
+        lambda w: table("x", max_size=2**31),
+        "2147483648",
+        "expected an int of at most",
+        "Give a smaller",
+    ),
+    "times sampled": Call(
+        lambda w: table("x", max_times_sampled=2**40),
+        "1099511627776",
+        "expected an int of at most",
+        "Give 0",
+    ),
+    "sampler": Call(
+        lambda w: table("x", sampler=7), "Got the sampler 7", "expected a selector", "Make one of"
+    ),
+    "limiter": Call(
+        lambda w: table("x", rate_limiter=7),
+        "Got the rate_limiter 7",
+        "expected a rate limiter",
+        "Make one of",
+    ),
+    "epoch remover": Call(
+        lambda w: table("x", remover=selectors.Epoch()),
+        "epoch remover",
+        "expected another",
+        "Use Uniform()",
+    ),
+    "stripes": Call(lambda w: table("x", stripes=99), "Got 99 stripes", "expected 1 to", "Leave"),
+    "striped order": Call(
+        lambda w: table("x", sampler=selectors.Lifo(), stripes=2),
+        "Got 2 stripes",
+        "expected 1, as",
+        "Leave",
+    ),
+    "seed": Call(lambda w: table("x", seed=-1), "seed -1", "expected 0 to", "None for one"),
+    "extensions": Call(
+        lambda w: table("x", extensions=7), "extensions 7", "expected a list", "Give an empty list"
+    ),
+    "extension": Call(
+        lambda w: table("x", extensions=[7]), "extension 7", "expected an object", "Derive a class"
+    ),
+    "signature": Call(
+        lambda w: table("x", signature={"x": "f4"}),
+        "'f4'",
+        "expected something with a fixed shape",
+        "such as shmreplay.spec",
+    ),
+    "dtype": Call(
+        lambda w: api.TensorSpec((), "f99"), "'f99'", "expected bool", "for instance np.float32"
+    ),
+    "dtype of objects": Call(
+        lambda w: api.TensorSpec((), object), "object", "expected bool", "Convert it"
+    ),
+    "shape": Call(
+        lambda w: api.TensorSpec((-1,), np.int32), "(-1,)", "expected a sequence", "Write () for"
+    ),
+    "dimensions": Call(
+        lambda w: api.TensorSpec((1,) * 99, np.int32),
+        "99 dimensions",
+        "expected at most",
+        "Merge",
+    ),
+    "spec": Call(lambda w: as_spec(7.5), "7.5", "expected", "such as"),
+    "exponent": Call(
+        lambda w: selectors.Prioritized(NAN), "nan", "expected a finite", "for instance 0.6"
+    ),
+    "selector kind": Call(
+        lambda w: selectors.from_kind("no"), "'no'", "expected one of", "Use the classes"
+    ),
+    "ratio": Call(
+        lambda w: rate_limiters.SampleToInsertRatio(0, 1, 9),
+        "0",
+        "expected a finite number above 0",
+        "Use MinSize",
+    ),
+    "buffer": Call(
+        lambda w: rate_limiters.SampleToInsertRatio(1, 1, 0.1),
+        "0.1",
+        "expected at least",
+        "Give a larger",
+    ),
+    "buffer pair": Call(
+        lambda w: rate_limiters.SampleToInsertRatio(1, 1, [1, 2, 3]),
+        "3 numbers",
+        "expected one number",
+        "Give one",
+    ),
+    "min_size": Call(
+        lambda w: rate_limiters.MinSize(0), "0", "expected a positive", "Give the items"
+    ),
+    "queue size": Call(lambda w: rate_limiters.Queue(-1), "-1", "at least 1", "Give the length"),
+    # writers
+    "keep alive": Call(
+        lambda w: w.client.trajectory_writer(0), "got 0", "must be in [1,", "Give the number"
+    ),
+    "history": Call(
+        lambda w: w.client.trajectory_writer(3).history,
+        "got 0 steps",
+        "before `append`",
+        "Call append first",
+    ),
+    "flush": Call(lambda w: w.writer.flush(-1), "got -1", "must be >= 0", "Use 0"),
+    "configure path": Call(
+        lambda w: w.writer.configure("x", num_keep_alive_refs=3, max_chunk_length=None),
+        "'x'",
+        "must be a tuple",
+        "Use (name,)",
+    ),
+    "configure rows": Call(
+        lambda w: w.writer.configure(("x",), num_keep_alive_refs=3, max_chunk_length=9),
+        "got 9",
+        "must be in [1,",
+        "Give a smaller",
+    ),
+    "next_step": Call(
+        lambda w: w.client.trajectory_writer(3).next_step().__enter__(),
+        "0 appends",
+        "expected dtypes",
+        "pass spec=",
+    ),
+    "closed writer": Call(
+        lambda w: _closed(w.client.trajectory_writer(3)).append({"x": 1}),
+        "a closed writer",
+        "expected an open one",
+        "make a new one",
+    ),
+    "legacy length": Call(
+        lambda w: w.client.writer(0), "(0)", "must be a positive", "Give the steps"
+    ),
+    "legacy chunk": Call(
+        lambda w: w.client.writer(3, chunk_length=9), "(9)", "must be a positive", "Leave it out"
+    ),
+    "legacy in flight": Call(
+        lambda w: w.client.writer(3, max_in_flight_items=0), "(0)", "must be a positive", "Use None"
+    ),
+    "legacy item": Call(
+        lambda w: w.legacy({"x": 1}).create_item("t", 0, 1.0),
+        "(0)",
+        "must be a positive",
+        "Give the steps",
+    ),
+    "legacy long item": Call(
+        lambda w: w.legacy({"x": 1}).create_item("t", 2, 1.0),
+        "got 2",
+        "number of buffered",
+        "Give fewer",
+    ),
+    "legacy sequence": Call(
+        lambda w: w.legacy().append_sequence({"x": np.zeros(2), "y": np.zeros(3)}),
+        "[2, 3]",
+        "Expected one length",
+        "Give each column",
+    ),
+    "legacy scalar": Call(
+        lambda w: w.legacy().append_sequence({"x": 1.0}),
+        "index 0",
+        "expected a leading axis",
+        "Use append",
+    ),
+    "legacy empty": Call(
+        lambda w: w.legacy().append_sequence({}), "Got {}", "expected at least one", "Give a column"
+    ),
+    # others
+    "key": Call(
+        lambda w: limits.checked_key("x"), "'x'", "must be an integer", "Take it from info.key"
+    ),
+    "path": Call(
+        lambda w: api.checkpointers.DefaultCheckpointer(7), "7", "expected a str or a Path", ""
+    ),
+    "padding": Call(
+        lambda w: api.padding.pad_batch([api.ReplaySample(None, {"x": np.zeros(5)})], length=2),
+        "5 entries",
+        "expected at most",
+        "Give a larger",
+    ),
+}
+
+
+def _closed(writer: reverb.TrajectoryWriter) -> reverb.TrajectoryWriter:
+    writer.close()
+    return writer
+
+
+def _pickle_sampler(world: World) -> object:
+    with world.client.sampler("t", 1) as sampler:
+        return pickle.dumps(sampler)
+
+
+@pytest.fixture
+def world(make_server: Callable[..., reverb.Server]) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(stack, make_server)
+
+
+def raised(world: World, call: Call) -> BaseException:
+    with pytest.raises((errors.ReverbError, ValueError, TypeError)) as caught:
+        call.make(world)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_message_says_what_was_given_what_was_expected_and_what_to_do(
+    name: str, world: World
+) -> None:
+    call = CALLS[name]
+    message = str(raised(world, call))
+    for text in (call.given, call.expected, call.remedy):
+        assert text in message, message
+
+
+# --- completeness -------------------------------------------------------------------------------
+
+EXPECTED: Final = re.compile(
+    r"\bexpected\b|\bexpects?\b|\bmust\b|\bat most\b|\bat least\b|\btakes\b|\bneeds\b"
+    r"|there (are|is)|has these|already",
+    re.IGNORECASE,
+)
+VERBS: Final = (
+    "add ask call check choose close convert copy declare delete derive encode flatten free give"
+    " install keep leave look make merge mount name open pass put remove rename restart run say see"
+    " set spread stack start stop take try use wait write"
+)
+REMEDY: Final = re.compile(
+    rf"(?:^|[.;:,(] |\bor |\band |\bto )(?:{'|'.join(VERBS.split())})\b|`shmreplay|pip install"
+    "|for instance|such as|or None",
+    re.IGNORECASE,
+)
+
+# Where a message is put together elsewhere, or a remedy would have nothing to say: beginnings of
+# texts by module, with the reason.
+OTHERWISE: Final = {
+    ("*", "{e}"): "passes on the message of another error",
+    ("client", "no sample within"): "describe() says what it waits for and what would end it",
+    ("client", "ServerInfo call did not"): "passes on the message of what was waited for",
+    ("checkpointers", "Got {name}"): "what is expected is what to give",
+    ("checkpointers", "Got group"): "what is expected is what to give",
+    ("trajectory_writer", "{what} did not complete"): "says what it waits for",
+    ("binding_support", "{why} Table"): "{why} says what is expected",
+    ("table", "Got the settings of a table"): "what a store holds, not what a user gives",
+    ("table", "Got damaged settings"): "what a store holds, not what a user gives",
+    ("table", "Got {stripes} stripes"): "the remedy is {hint}",
+    ("spec", "Got data of dtype"): "the remedy is {hint}",
+    ("spec", "Got the dtype {wanted}"): "the remedy is _hint()",
+    ("spec", "Got a signature with the leaf"): "what a store holds, not what a user gives",
+    ("spec", "Got a signature of {len(text)} bytes"): "what a store holds",
+    ("spec", "Got a signature that is not JSON"): "what a store holds, not what a user gives",
+    ("spec", "Got a damaged signature"): "what a store holds, not what a user gives",
+    ("spec", "Got the name"): "what is expected is what to give",
+    ("spec", "None is not a dtype"): "is caught where it is raised, and told as a bad dtype",
+    ("batches", "an item does not have the lengths"): "damage that no call can bring about",
+    ("serve_config", "{self.file}: {self.where}: got {key}"): "{expected} is what to write there",
+    ("serve_config", "{section.file}: {section.where}: {error}"): "passes on another message",
+    ("serve_config", "{path}: got what is not TOML"): "the parser says what and where",
+    ("serve_config", "Got the file"): "what is expected is what to give",
+    ("serve_config", "{path}: {where}: got name"): "what is expected is what to write there",
+    ("metrics", "Got the source"): "what is expected is what to give",
+    ("writer", "Number of tensors"): "Reverb's words, which say both numbers",
+    ("writer", "Unable to CreateItem"): "Reverb's words, and both signatures",
+    ("writer", "Cannot reuse already"): "Reverb's words",
+    ("writer", "close() has already"): "Reverb's words",
+    ("trajectory_writer", "Unable to replace"): "says what structure there is, and how to get it",
+    ("table", "Got the table extensions"): "what is expected is what to give",
+}
+
+
+class Site(NamedTuple):
+    module: str
+    first: int
+    last: int
+    text: str
+
+
+def text_of(node: ast.expr) -> str:
+    """A string as it is written, with what is put in as `{expression}`."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}"  # type: ignore[attr-defined]
+            for part in node.values
+        )
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.BinOp):
+        return text_of(node.left) + text_of(node.right)
+    return f"{{{ast.unparse(node)}}}"
+
+
+def sites() -> list[Site]:
+    """Every place in the public modules that makes an error with a message."""
+    found = []
+    for module in PUBLIC:
+        for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            name = ast.unparse(node.func).split(".")[-1]
+            if name.endswith("Error"):
+                assert node.end_lineno is not None
+                found.append(Site(module, node.lineno, node.end_lineno, text_of(node.args[0])))
+    return found
+
+
+def excused(site: Site) -> bool:
+    return any(
+        module in ("*", site.module) and (start == "*" or site.text.startswith(start))
+        for module, start in OTHERWISE
+    )
+
+
+def explains_itself(site: Site) -> bool:
+    given = "{" in site.text or "Got " in site.text or "got " in site.text
+    return given and bool(EXPECTED.search(site.text)) and bool(REMEDY.search(site.text))
+
+
+def test_every_error_is_in_the_table_or_explains_itself(world: World) -> None:
+    reached: set[tuple[str, int]] = set()
+    for call in CALLS.values():
+        error: BaseException | None = raised(world, call)
+        while error is not None:
+            for frame in traceback.extract_tb(error.__traceback__):
+                reached.add((Path(frame.filename).stem, frame.lineno or 0))
+            error = error.__context__
+    found = sites()
+    assert len(found) > 100
+    silent = [
+        f"{site.module}:{site.first}: {site.text}"
+        for site in found
+        if not any((site.module, line) in reached for line in range(site.first, site.last + 1))
+        and not explains_itself(site)
+        and not excused(site)
+    ]
+    assert not silent, "\n".join(silent)
+
+
+def test_no_excuse_is_stale() -> None:
+    found = sites()
+    for module, start in OTHERWISE:
+        assert any(
+            module in ("*", site.module) and (start == "*" or site.text.startswith(start))
+            for site in found
+        ), (module, start)
