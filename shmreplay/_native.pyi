@@ -314,6 +314,7 @@ class Session:
         episode_id: int,
         keys: npt.NDArray[np.uint64],
         resumable: bool = False,
+        compress: bool = False,
     ) -> None: ...
     def end_batch(self) -> None: ...
     def take_events(self, table: int, most: int) -> tuple[Batch, list[_Event]]: ...
@@ -409,7 +410,12 @@ class WriterCore:
     history_cache: Any
     in_native_code: bool
     def __init__(
-        self, session: Session, tables: dict[str, int], keep_alive: int, episode_base: int
+        self,
+        session: Session,
+        tables: dict[str, int],
+        keep_alive: int,
+        episode_base: int,
+        compress: bool = False,
     ) -> None: ...
     @property
     def session(self) -> Session: ...
@@ -421,6 +427,8 @@ class WriterCore:
     def tables(self) -> dict[str, int]: ...
     @property
     def columns(self) -> list[Column]: ...
+    @property
+    def compress(self) -> bool: ...
     @property
     def step_open(self) -> bool: ...
     @property

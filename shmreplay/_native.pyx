@@ -30,7 +30,7 @@ from libc.string cimport memcmp
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from time import time_ns
 
 from numpy import arange as _arange
@@ -127,6 +127,14 @@ cdef uint64_t BLOCK_BYTES = limits.BLOCK_BYTES
 cdef int64_t BLOCK_ROWS_MAX = limits.BLOCK_ROWS_MAX
 cdef uint64_t BATCH_BLOCK_BYTES = limits.BATCH_BLOCK_BYTES
 cdef uint64_t BATCH_BLOCK_ROWS = limits.BATCH_BLOCK_ROWS
+cdef uint64_t COMPRESS_BLOCK_BYTES = limits.COMPRESS_BLOCK_BYTES
+cdef uint64_t COMPRESS_GROUP_BYTES = limits.COMPRESS_GROUP_BYTES
+cdef uint64_t COMPRESS_LEAST_BYTES = limits.COMPRESS_LEAST_BYTES
+cdef uint64_t COMPRESS_SHARE = limits.COMPRESS_SHARE
+cdef uint64_t COMPRESS_BLOCK_SHARE = limits.COMPRESS_BLOCK_SHARE
+cdef Py_ssize_t DECODED_BYTES = limits.DECODED_BYTES
+cdef uint64_t LZ4_BYTES_MAX = limits.LZ4_BYTES_MAX
+cdef uint64_t LZ4_RATIO_MAX = limits.LZ4_RATIO_MAX
 cdef uint64_t NOGIL_BYTES = limits.NOGIL_BYTES
 cdef int64_t MAX_KEEP_ALIVE = limits.MAX_KEEP_ALIVE_REFS
 
@@ -139,6 +147,7 @@ include "_binding/store.pxi"
 include "_binding/inspect.pxi"
 include "_binding/memory.pxi"
 include "_binding/numpy_access.pxi"
+include "_binding/packed.pxi"
 include "_binding/session.pxi"
 include "_binding/writer.pxi"
 include "_binding/structured.pxi"

@@ -159,10 +159,15 @@ class Client:
         num_keep_alive_refs: int,
         validate_items: bool = True,
         confirm: bool = True,
+        compress: str | None = None,
     ) -> TrajectoryWriter:
         make: Any = connection.make_writer or TrajectoryWriter
         writer: TrajectoryWriter = make(
-            connection, num_keep_alive_refs, validate_items=validate_items, confirm=confirm
+            connection,
+            num_keep_alive_refs,
+            validate_items=validate_items,
+            confirm=confirm,
+            compress=compress,
         )
         return writer
 
@@ -279,6 +284,7 @@ class Client:
                 connection.describe_wait(number, "insert_batch"),
                 connection.next_episode(),
                 keys,
+                compress=connection.configs[number].compress == "lz4",
             )
         finally:
             connection.give_session(session)
@@ -291,6 +297,7 @@ class Client:
         validate_items: bool = True,
         get_signature_timeout_ms: int | None = None,
         confirm: bool = True,
+        compress: str | None = None,
     ) -> TrajectoryWriter:
         """A writer of steps, and of items that refer to them.
 
@@ -303,27 +310,34 @@ class Client:
                 items go out together, many times faster; `create_item` returns None, and `flush`
                 and `end_episode` wait for them and raise what went wrong. Of no meaning on the
                 server's machine.
+            compress: `'lz4'`: the writer's blocks are compressed when they are full or it is
+                closed; `'none'`: they are not. Default: if one of the server's tables wants it.
+                Nobody who reads notices, but that it takes longer.
 
         Raises:
-            InvalidArgumentError: num_keep_alive_refs < 1.
+            InvalidArgumentError: num_keep_alive_refs < 1, or compress is something else.
         """
         if get_signature_timeout_ms is not None:
             ignored_argument("Client.trajectory_writer", "get_signature_timeout_ms")
         keep = checked_keep_alive(num_keep_alive_refs)
-        return self._open_writer(self._connected(), keep, validate_items, confirm)
+        return self._open_writer(self._connected(), keep, validate_items, confirm, compress)
 
-    def structured_writer(self, configs: Sequence[Config]) -> StructuredWriter:
+    def structured_writer(
+        self, configs: Sequence[Config], *, compress: str | None = None
+    ) -> StructuredWriter:
         """A writer that makes an item wherever a pattern applies; see `structured_writer`.
 
         Args:
             configs: From `structured_writer.create_config`.
+            compress: As for `trajectory_writer`.
 
         Raises:
             InvalidArgumentError: There are no configs, or one cannot be applied.
             TableNotFoundError, PriorityError: A config's table is not there, or does not take its
                 priority.
         """
-        return StructuredWriter(self.trajectory_writer, configs)
+        make_writer = functools.partial(self.trajectory_writer, compress=compress)
+        return StructuredWriter(make_writer, configs)
 
     def writer(
         self,
@@ -331,6 +345,8 @@ class Client:
         delta_encoded: bool = False,
         chunk_length: int | None = None,
         max_in_flight_items: int | None = 25,
+        *,
+        compress: str | None = None,
     ) -> Writer:
         """A writer whose items are the newest n steps, in all their fields.
 
@@ -340,12 +356,13 @@ class Client:
                 they are.
             chunk_length: In [1, max_sequence_length].
             max_in_flight_items: Items that may wait for the rate limiter; None: a million.
+            compress: As for `trajectory_writer`.
 
         Raises:
             InvalidArgumentError: A number is out of range.
         """
         return Writer(
-            functools.partial(self.trajectory_writer, validate_items=False),
+            functools.partial(self.trajectory_writer, validate_items=False, compress=compress),
             self.server_info,
             max_sequence_length,
             delta_encoded,

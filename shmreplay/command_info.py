@@ -77,9 +77,11 @@ def _text(view: StoreView) -> str:
         f"  port {view.port or '-'}, server process {view.server_pid}",
         f"  generation {view.generation}",
         f"  memory {size(view.committed_bytes)} of {size(view.capacity_bytes)}: {by_use}",
-        _tables(view),
-        _processes(view),
     ]
+    raw, stored = view.compressed
+    if raw:
+        lines.append(f"  compressed {size(raw)} of steps to {size(stored)}")
+    lines += [_tables(view), _processes(view)]
     for table in view.tables:
         lines += [
             f"  {table.name}: {why}"

@@ -32,7 +32,7 @@ from shmreplay.checkpoint import Saved, save
 from shmreplay.checkpointers import CheckpointSettings
 from shmreplay.item_schema import ItemSchema, Leaf
 from shmreplay.store import Store
-from shmreplay.table import Changeable, TableConfig
+from shmreplay.table import Changeable, TableConfig, checked_compress
 
 # As the core writes it (sr_listed).
 LISTED: Final = np.dtype(
@@ -311,6 +311,12 @@ class Connection:
             )
 
         return describe
+
+    def compresses(self, asked: str | None) -> bool:
+        """Whether a writer that was told this compresses: by default, if a table wants it."""
+        if checked_compress(asked) is None:
+            return any(config.compress == "lz4" for config in self.configs)
+        return asked == "lz4"
 
     # ------------------------------------------------------------------ schemas
 

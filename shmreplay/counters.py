@@ -36,6 +36,8 @@ STORE: Final = {
     "arena_free_bytes": Key(GAUGE, "Of these for steps to come."),
     "arena_committed_bytes": Key(GAUGE, "Used and free together."),
     "arena_allocations": Key(GAUGE, "Blocks, trajectories and records that are in use."),
+    "compressed_raw_bytes": Key(GAUGE, "Bytes of steps that are kept compressed, uncompressed."),
+    "compressed_stored_bytes": Key(GAUGE, "What these take of arena_used_bytes."),
     "participants": Key(GAUGE, "Processes that are attached, with those that died just now."),
     "sessions": Key(GAUGE, "Places in use of writers, samplers and calls of clients."),
     "borrowed_batches": Key(GAUGE, "Batches that are lent as views."),

@@ -85,6 +85,31 @@ BATCH_BLOCK_BYTES: Final = 256 * 2**10
 BATCH_BLOCK_ROWS: Final = 4096
 """Rows of a block of ``insert_batch``, for the same reason as BLOCK_ROWS_MAX."""
 
+COMPRESS_BLOCK_BYTES: Final = 256 * 2**10
+"""Bytes of a block that is to be compressed, before that: what describes it is then little."""
+
+COMPRESS_GROUP_BYTES: Final = 64 * 2**10
+"""Bytes of a column's steps that are compressed together: a reader of one decodes all of them, and
+with fewer of them each would find less to refer to."""
+
+COMPRESS_LEAST_BYTES: Final = 4 * 2**10
+"""Bytes of a block below which it stays as it is: describing it would take what that saves."""
+
+COMPRESS_SHARE: Final = 8
+"""A column is compressed if that saves an eighth of it: each reader pays for it."""
+
+COMPRESS_BLOCK_SHARE: Final = 64
+"""And if it saves a 64th of the block: small columns beside large ones stay as they are."""
+
+DECODED_BYTES: Final = 16 * 2**20
+"""Bytes of decoded steps that a process keeps of a store, in case that they are read again."""
+
+LZ4_BYTES_MAX: Final = 0x7E000000
+"""Bytes that LZ4 compresses at once."""
+
+LZ4_RATIO_MAX: Final = 256
+"""What LZ4 makes of a byte at most is 255 of them: more is damage, and takes no memory."""
+
 NOGIL_BYTES: Final = 16 * 2**10
 """Bytes of a step from which on it is copied without the GIL: below, letting go costs more."""
 

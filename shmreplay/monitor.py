@@ -116,6 +116,8 @@ class StoreView:
     committed_bytes: int
     memory: dict[str, int]
     """Bytes by use: what adds up to ``committed_bytes``."""
+    compressed: tuple[int, int]
+    """Bytes of steps that are kept compressed, and what they take of "steps and items"."""
     rates: Rates | None
     tables: list[Table]
     processes: list[Process]
@@ -186,6 +188,10 @@ def view(now: Snapshot, before: Snapshot | None = None) -> StoreView:
             "indexes": memory.get("index_bytes", 0),
             "fixed": memory.get("fixed_bytes", 0),
         },
+        compressed=(
+            memory.get("compressed_raw_bytes", 0),
+            memory.get("compressed_stored_bytes", 0),
+        ),
         rates=_store_rates(now, earlier),
         tables=[_table(each, now, earlier) for each in about.get("tables", [])],
         processes=[_process(each, now, earlier) for each in about.get("processes", [])],

@@ -39,6 +39,7 @@ __all__ = [
     "TableHandle",
     "check_limiter",
     "check_sizes",
+    "checked_compress",
     "checked_tables",
 ]
 
@@ -99,6 +100,8 @@ class TableConfig:
     """A signature as ``spec.signature_to_json`` writes it; ``'null'`` for none."""
     events: int = 0
     """Changes that its extensions may be behind; 0 for a table without extensions."""
+    compress: str = "none"
+    """How the steps of its items are compressed: ``'lz4'``, or ``'none'``: not."""
 
     def __post_init__(self) -> None:
         """Checks the settings, as the class says."""
@@ -114,6 +117,7 @@ class TableConfig:
             )
         self._check_stripes()
         _check_events(self.events, self.stripes)
+        checked_compress(self.compress)
 
     def _check_stripes(self) -> None:
         stripes, hint = self.stripes, "Leave stripes out for a default that fits."
@@ -237,7 +241,13 @@ _FIELD_TYPES: dict[str, tuple[type, ...]] = {
 
 
 class Table:
-    """A table: items with priorities, a sampler, a remover and a rate limiter."""
+    """A table: items with priorities, a sampler, a remover and a rate limiter.
+
+    With ``compress='lz4'`` many more steps fit into memory, and reading them takes longer. A block
+    of steps belongs to its writer, and may serve several tables: writers of a server that has such
+    a table compress all that they write, unless they are told otherwise (``compress='none'``);
+    ``Client.insert_batch`` goes by its table alone. Nobody who reads notices.
+    """
 
     def __init__(
         self,
@@ -252,6 +262,7 @@ class Table:
         *,
         seed: int | None = None,
         stripes: int | None = None,
+        compress: str | None = None,
     ) -> None:
         """Describes a table.
 
@@ -270,6 +281,7 @@ class Table:
             stripes: Shares of the table with a lock of their own. By default 1 where sampler or
                 remover need one order over all items, or ``max_times_sampled`` or extensions are
                 set, else the number of processors, at most 16.
+            compress: ``'lz4'``: full blocks of steps are kept compressed. See the class.
 
         Raises:
             InvalidArgumentError: A value is out of its range.
@@ -278,14 +290,12 @@ class Table:
         """
         _check_parts(sampler, remover, rate_limiter)
         self._extensions = _checked_extensions(extensions)
-        max_size = checked_int("max_size", max_size)
-        max_times_sampled = checked_int("max_times_sampled", max_times_sampled)
-        check_sizes(max_size, max_times_sampled)  # before the default number of stripes uses them
+        max_size, max_times_sampled = _checked_sizes(max_size, max_times_sampled)
         self._signature = None if signature is None else spec.as_signature(signature)
         self._requested_stripes = None if stripes is None else checked_int("stripes", stripes)
         resolved = self._requested_stripes
         if resolved is None:
-            order = max_times_sampled > 0 or bool(self._extensions)
+            order = max_times_sampled > 0 or self._extensions
             resolved = 1 if order else _default_stripes(sampler.kind, remover.kind, max_size)
         self._config = TableConfig(
             name=name,
@@ -303,6 +313,7 @@ class Table:
             seed=None if seed is None else checked_int("seed", seed),
             signature_json=spec.signature_to_json(self._signature),
             events=EXTENSION_EVENTS if self._extensions else 0,
+            compress=checked_compress(compress) or "none",
         )
         self._sampler = sampler
         self._remover = remover
@@ -396,6 +407,7 @@ class Table:
             signature=config.signature(),
             seed=config.seed,
             stripes=config.stripes,
+            compress=config.compress,
         )
 
     def replace(
@@ -411,6 +423,7 @@ class Table:
         *,
         seed: int | None = None,
         stripes: int | None = None,
+        compress: str | None = None,
     ) -> Table:
         """Describes another, empty table with some settings changed.
 
@@ -425,6 +438,7 @@ class Table:
             signature: Shape and dtype of each column; it cannot be removed.
             seed: Of the random numbers.
             stripes: Where none were asked for, the default for the new settings.
+            compress: ``'lz4'`` or ``'none'``.
 
         Raises:
             InvalidArgumentError: A value is out of its range.
@@ -444,6 +458,7 @@ class Table:
             signature=self._signature if signature is None else signature,
             seed=config.seed if seed is None else seed,
             stripes=self._requested_stripes if stripes is None else stripes,
+            compress=config.compress if compress is None else compress,
         )
 
     @property
@@ -587,6 +602,25 @@ def _check_name(name: Any) -> None:
             f"Got the table name {name!r}; expected text without zero characters and lone"
             " surrogates. Choose another name."
         )
+
+
+def checked_compress(compress: Any) -> str | None:
+    """Returns how steps are to be compressed: ``'lz4'``, ``'none'``, or None where nothing is said.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    if compress is not None and compress not in ("lz4", "none"):
+        raise InvalidArgumentError(
+            f"Got compress {compress!r}; expected 'lz4', 'none', or None for the default."
+        )
+    return None if compress is None else str(compress)
+
+
+def _checked_sizes(max_size: Any, max_times_sampled: Any) -> tuple[int, int]:
+    sizes = checked_int("max_size", max_size), checked_int("max_times_sampled", max_times_sampled)
+    check_sizes(*sizes)
+    return sizes
 
 
 def check_sizes(max_size: int, max_times_sampled: int) -> None:

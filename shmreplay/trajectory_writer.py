@@ -37,10 +37,18 @@ class TrajectoryWriter(WriterCore):
         *,
         validate_items: bool = True,
         confirm: bool = True,
+        compress: str | None = None,
     ) -> None:
         """See `Client.trajectory_writer`."""
+        compresses = connection.compresses(compress)
         session = connection.new_session(_native.SESSION_WRITER)
-        super().__init__(session, connection.tables, num_keep_alive_refs, connection.next_episode())
+        super().__init__(
+            session,
+            connection.tables,
+            num_keep_alive_refs,
+            connection.next_episode(),
+            compresses,
+        )
         self._connection = connection
         self._validate = validate_items
         self._structure: Any = None
@@ -56,6 +64,7 @@ class TrajectoryWriter(WriterCore):
         *,
         validate_items: bool = True,
         confirm: bool = True,
+        compress: str | None = None,
     ) -> TrajectoryWriter:
         """Opens the writer's place in the store."""
         connection.check_open()

@@ -76,9 +76,10 @@ LATE = {("client", "bridge")}
 # The same for the core, where a name without a suffix stands for header and source: a header knows
 # only those above, a source file also those of its own line.
 CORE_LAYERS = [
-    {"layout_events.h"},
+    {"layout_events.h", "layout_packed.h"},
     {"layout.h"},
     {"handles.h"},
+    {"rows_apart.h"},
     {"shmreplay.h"},
     {"checkpoint.h", "guard.h"},
     {"internal.h"},
@@ -88,7 +89,8 @@ CORE_LAYERS = [
     {"arena_chunks.h", "arena.c", "arena_check.c", "arena_rebuild.c", "commit.c"},
     {"schema.c", "index.h"},
     {"index_epoch", "index_fifo", "index_heap", "index_sumtree", "index_uniform", "index.c"},
-    {"ledger", "steps", "refs.c", "gather.c"},
+    {"packed.h"},
+    {"ledger", "steps", "packed.c", "refs.c", "gather.c"},
     {"events", "stripe.h", "limiter", "reach"},
     {"hold", "stripe.c", "stripe_rebuild.c"},
     {"evict", "lock_all", "shape.c"},

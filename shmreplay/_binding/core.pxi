@@ -1,13 +1,15 @@
 # The core's contract as Cython sees it: names and types of _core/shmreplay.h. What each function
 # promises is said there.
 
+from libc.stdint cimport UINT64_MAX
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset, strlen
 
 cdef extern from "_core/shmreplay.h" nogil:
     enum: SR_OK, SR_WOULD_BLOCK, SR_FULL, SR_NOSPACE, SR_CLOSED, SR_CORRUPT, SR_INVALID
-    enum: SR_VERSION, SR_LIMIT, SR_SYS
+    enum: SR_VERSION, SR_LIMIT, SR_SYS, SR_ELSEWHERE
+    enum: SR_PLAIN, SR_LZ4, SR_LZ4_XOR
     enum: SR_SESSION_CLIENT, SR_SESSION_WRITER, SR_SESSION_SAMPLER
     enum: SR_KIND_BLOCK, SR_KIND_TRAJ, SR_KIND_EPISODE
     enum: SR_LAYOUT_VERSION
@@ -61,6 +63,7 @@ cdef extern from "_core/shmreplay.h" nogil:
     ctypedef struct sr_store_stats:
         uint64_t capacity, committed, fixed, index_committed
         uint64_t arena_committed, arena_used, arena_free, arena_allocs
+        uint64_t packed_raw, packed_stored
         uint64_t repairs
         uint32_t participants, sessions, poisoned, closed
         uint64_t inserts, samples, updates, bytes_in
@@ -111,6 +114,31 @@ cdef extern from "_core/shmreplay.h" nogil:
         int32_t stride
     int sr_traj_new(sr_ses *ses, uint32_t n_cols, const uint32_t *first_run, const uint32_t *flags,
                     const sr_run *runs, uint64_t *off, uint32_t *position)
+    int sr_block_new_apart(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes,
+                           uint32_t rows_cap, uint64_t *off, uint32_t *position)
+    ctypedef struct sr_part:
+        const void *data
+        uint64_t bytes
+    ctypedef struct sr_pack_col:
+        uint64_t row_bytes
+        const sr_part *parts
+        uint32_t encoding, group_rows
+    int sr_block_pack(sr_ses *ses, uint64_t block, const sr_pack_col *cols)
+    const void *sr_block_stored(const sr_store *st, uint64_t block, uint64_t *nbytes)
+    int sr_block_restore(sr_ses *ses, const void *stored, uint64_t nbytes, uint64_t *off,
+                         uint32_t *position)
+    int sr_rows_hold(sr_ses *ses, uint64_t block, uint64_t *rows, uint32_t *position)
+    uint64_t sr_block_rows_ref(const sr_store *st, uint64_t block)
+    ctypedef struct sr_rows_at:
+        const char *base
+        const char *stored
+        const uint64_t *ends
+        uint64_t row_bytes, stored_bytes, serial
+        uint32_t rows, group_rows, encoding
+    int sr_rows_find(const sr_store *st, uint64_t block, uint64_t rows, uint32_t col,
+                     sr_rows_at *out)
+    void sr_xor_rows(void *dst, const void *src, uint64_t row_bytes, uint64_t n)
+    void sr_unxor_rows(void *rows, uint64_t row_bytes, uint64_t n)
     void sr_copy(void *dst, const void *src, uint64_t n)
 
     ctypedef struct sr_item:
@@ -190,6 +218,8 @@ cdef extern from "_core/shmreplay.h" nogil:
     const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c)
     int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
                   char **dst, const uint64_t *bytes, uint32_t *bad)
+    int sr_item_run(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t number,
+                    sr_run *out)
     void sr_peek_store(const sr_store *st, sr_store_stats *out)
     int sr_peek_table(const sr_store *st, uint32_t table, sr_table_info *out)
     uint32_t sr_peek_stripes(const sr_store *st, uint32_t table)
@@ -203,6 +233,10 @@ cdef extern from "_core/shmreplay.h" nogil:
                        uint32_t *length_flags, uint64_t *nbytes)
     int sr_peek_copy(const sr_store *st, const sr_sampled *item, uint32_t c, char *dst,
                      uint64_t nbytes)
+    int sr_peek_run(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t number,
+                    sr_run *out)
+    int sr_peek_rows(const sr_store *st, uint64_t block, uint64_t rows, uint32_t col,
+                     sr_rows_at *out)
     int sr_check(sr_store *st, uint32_t table, char *why, uint64_t why_bytes)
 
 cdef extern from "Python.h":

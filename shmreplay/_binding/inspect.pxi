@@ -32,6 +32,7 @@ def peek_store(Store store):
         "capacity_bytes": s.capacity, "committed_bytes": s.committed, "fixed_bytes": s.fixed,
         "arena_committed_bytes": s.arena_committed, "arena_used_bytes": s.arena_used,
         "arena_free_bytes": s.arena_free, "arena_allocations": s.arena_allocs,
+        "compressed_raw_bytes": s.packed_raw, "compressed_stored_bytes": s.packed_stored,
         "repairs": s.repairs, "poisoned_tables": s.poisoned, "closed": s.closed,
         **store_counts(&s),}
 
@@ -59,6 +60,26 @@ def peek_items(Store store, uint32_t table):
     return out
 
 
+cdef bint peek_rows(Store store, const sr_sampled *item, uint32_t c, char *to,
+                    uint64_t nbytes) except -1:
+    """Copy a column without locks; False where it cannot be read."""
+    cdef int rc = sr_peek_copy(&store.st, item, c, to, nbytes)
+    cdef RowReader reader
+    if rc != SR_ELSEWHERE:
+        return rc == SR_OK
+    # Rows are packed once: who sees them move sees them stay the second time.
+    for _ in range(2):
+        reader = RowReader(store)
+        reader.peek = True
+        try:
+            rc = reader.column(item, c, to, nbytes)
+        except errors.ReverbError:
+            rc = 0
+        if reader.unchanged():
+            return rc == 1
+    return False
+
+
 def peek_item(Store store, uint32_t table, uint32_t stripe, uint32_t slot):
     """What a slot holds, without locks: None if there is no item, or it went meanwhile.
 
@@ -81,7 +102,7 @@ def peek_item(Store store, uint32_t table, uint32_t stripe, uint32_t slot):
             whole = False
             break
         rows = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>nbytes)
-        if sr_peek_copy(&store.st, &item, c, PyBytes_AS_STRING(rows), nbytes) != SR_OK:
+        if not peek_rows(store, &item, c, PyBytes_AS_STRING(rows), nbytes):
             whole = False
             break
         columns.append(

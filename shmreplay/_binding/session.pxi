@@ -357,14 +357,15 @@ cdef class Session:
     # -------------------------------------------------------------- batch insert
 
     def insert_batch(self, uint32_t table, list columns, uint64_t n, priorities, uint32_t schema,
-                     timeout, describe, uint64_t episode_id, keys, bint resumable=False):
+                     timeout, describe, uint64_t episode_id, keys, bint resumable=False,
+                     bint compress=False):
         """One item a row of C-contiguous arrays with leading axis n.
 
         Fills keys (uint64[n]); all are in when this returns.
 
         Raises DeadlineExceededError where only some are in: those whose key is not 0. With
         `resumable` the next call on this session then continues the batch, in the same episode, or
-        `end_batch` gives it up.
+        `end_batch` gives it up. With `compress` the rows are stored compressed.
         """
         self.usable()
         cdef uint32_t n_cols = <uint32_t>len(columns)
@@ -394,7 +395,8 @@ cdef class Session:
                     raise_status(rc, "insert_batch", self.store)
             try:
                 self.insert_rows(
-                    table, bufs, n_cols, n, schema, timeout, describe, self.batch_episode)
+                    table, bufs, n_cols, n, schema, timeout, describe, self.batch_episode,
+                    compress)
             except errors.DeadlineExceededError:
                 keep = resumable
                 raise
@@ -414,7 +416,7 @@ cdef class Session:
 
     cdef int insert_rows(self, uint32_t table, Py_buffer *bufs, uint32_t n_cols, uint64_t n,
                          uint32_t schema, object timeout, object describe,
-                         uint64_t episode) except -1:
+                         uint64_t episode, bint compress) except -1:
         cdef uint64_t row_bytes[SR_COLUMNS_MAX]
         cdef uint64_t total = 0, at = 0
         cdef uint32_t c, rows, rows_max
@@ -428,14 +430,14 @@ cdef class Session:
             rows = <uint32_t>min(n - at, <uint64_t>rows_max)
             self.insert_block(
                 table, bufs, n_cols, row_bytes, at, rows, schema, timeout, deadline, describe,
-                episode)
+                episode, compress and worth_packing(total, rows))
             at += rows
         return 0
 
     cdef int insert_block(self, uint32_t table, Py_buffer *bufs, uint32_t n_cols,
                           uint64_t *row_bytes, uint64_t at, uint32_t rows, uint32_t schema,
                           object timeout, double deadline, object describe,
-                          uint64_t episode) except -1:
+                          uint64_t episode, bint compress) except -1:
         cdef uint64_t block = 0
         cdef uint32_t position = 0, i
         cdef int rc
@@ -447,9 +449,9 @@ cdef class Session:
             raise MemoryError
         try:
             with nogil:
-                rc = sr_block_new(&self.ses, n_cols, row_bytes, rows, &block, &position)
+                rc = any_block(&self.ses, compress, n_cols, row_bytes, rows, &block, &position)
             if self.store.swept(rc):
-                rc = sr_block_new(&self.ses, n_cols, row_bytes, rows, &block, &position)
+                rc = any_block(&self.ses, compress, n_cols, row_bytes, rows, &block, &position)
             with nogil:
                 if rc == SR_OK:
                     for i in range(n_cols):
@@ -471,9 +473,16 @@ cdef class Session:
                 raise_status(
                     rc, f"insert_batch (after {at} rows)" if at else "insert_batch", self.store)
             try:
-                self.insert_items(table, items, rows, keys, at, timeout, deadline, describe)
+                try:
+                    self.insert_items(table, items, rows, keys, at, timeout, deadline, describe)
+                finally:
+                    # Not before an item refers to it: a try that ends at once may be one of many.
+                    if compress and keys[0] != 0:
+                        rc = pack_block(&self.ses, block, n_cols, row_bytes, rows)
             finally:
                 sr_release(&self.ses, 1, &position)
+            if rc != SR_OK and rc != SR_FULL and rc != SR_NOSPACE:
+                raise_status(rc, "insert_batch", self.store)
         finally:
             free(items)
         return 0
@@ -817,6 +826,8 @@ cdef class Batch:
             with nogil:
                 rc = sr_gather(
                     &self.session.store.st, self.n, self.items, plan.n, dst, nbytes, &bad)
+            if rc == SR_ELSEWHERE:
+                rc = self.gather_apart(0, self.n, plan.n, dst, nbytes, &bad)
         finally:
             for c in range(got):
                 PyBuffer_Release(&bufs[c])
@@ -825,6 +836,26 @@ cdef class Batch:
         if rc != SR_OK:
             return bad
         return self.info_arrays(), arrays
+
+    cdef int gather_apart(self, uint32_t first, uint32_t count, uint32_t n_cols, char **dst,
+                          const uint64_t *nbytes, uint32_t *bad) except? -100:
+        """As sr_gather, of items some of whose rows lie apart from their blocks."""
+        cdef RowReader reader = RowReader(self.session.store)
+        cdef sr_sampled *item
+        cdef uint32_t i, c
+        reader.ses = &self.session.ses
+        try:
+            for i in range(count):
+                item = self.items + first + i
+                bad[0] = i
+                if sr_item_columns(&self.session.store.st, item) != n_cols:
+                    return SR_INVALID
+                for c in range(n_cols):
+                    if not reader.column(item, c, dst[c] + nbytes[c] * i, nbytes[c]):
+                        return SR_INVALID
+        finally:
+            reader.close()
+        return SR_OK
 
     def shapes(self, StackPlan plan):
         """Shapes of the arrays that stack() fills."""
@@ -903,6 +934,8 @@ cdef class Batch:
             with nogil:
                 rc = sr_gather(
                     &self.session.store.st, count, self.items + first, n_cols, dst, nbytes, &bad)
+            if rc == SR_ELSEWHERE:
+                rc = self.gather_apart(first, count, n_cols, dst, nbytes, &bad)
         finally:
             for c in range(got):
                 PyBuffer_Release(&bufs[c])

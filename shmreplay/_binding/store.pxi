@@ -129,6 +129,8 @@ cdef class Store:
     cdef public unsigned long extension_thread
     # Says whether the store's server lives; None: it does.
     cdef public object server_lives
+    # Groups of compressed rows that were decoded last (DecodedRows); None: none were.
+    cdef object decoded
 
     def __cinit__(self, int fd, uint64_t nbytes):
         memset(&self.st, 0, sizeof(self.st))
@@ -304,7 +306,8 @@ cdef class Store:
             "capacity_bytes": s.capacity, "committed_bytes": s.committed, "fixed_bytes": s.fixed,
             "index_bytes": s.index_committed, "arena_committed_bytes": s.arena_committed,
             "arena_used_bytes": s.arena_used, "arena_free_bytes": s.arena_free,
-            "arena_allocations": s.arena_allocs, "participants": s.participants,
+            "arena_allocations": s.arena_allocs, "compressed_raw_bytes": s.packed_raw,
+            "compressed_stored_bytes": s.packed_stored, "participants": s.participants,
             "sessions": s.sessions, "repairs": s.repairs, "poisoned_tables": s.poisoned,
             "closed": s.closed, **store_counts(&s),}
 

@@ -350,14 +350,14 @@ cdef class StructuredCore:
         cdef Column c = self.columns[i]
         cdef int64_t number
         cdef cell *x
-        cdef void *p
+        cdef const void *p
         if c is None:
             return False
         number = c.value_of_step(newest, newest + 1)
         if number < 0:
             return False
         x = &c.ring[number & c.mask]
-        p = cell_at(&self.writer.session.store.st, x, c.row_bytes)
+        p = cell_at(self.writer, x, c.row_bytes)
         if c.code > 9 or c.row_bytes != <uint64_t>c.dtype.itemsize:
             if i not in self.told:
                 self.told.add(i)
@@ -527,7 +527,7 @@ cdef class StructuredCore:
                 number = c.value_of_step(newest + node.first + node.step * k, newest + 1)
                 x = &c.ring[number & c.mask]
                 value = fabs(number_at(
-                    cell_at(&self.writer.session.store.st, x, c.row_bytes), c.code))
+                    cell_at(self.writer, x, c.row_bytes), c.code))
                 n += 1
                 total += value
                 if not value <= highest:

@@ -123,14 +123,30 @@ cdef class Held:
 
     cdef uint64_t block
     cdef uint32_t position
+    cdef bint apart  # it is packed when it takes no more rows
     cdef list last   # for each column of the group: number of its last value here
 
 
-cdef void *cell_at(const sr_store *st, const cell *c, uint64_t row_bytes) except NULL:
-    """Where a step's value lies."""
-    cdef void *p = sr_block_cell(st, c.block, c.col, c.row, 1, row_bytes)
+cdef const void *cell_at(WriterCore writer, const cell *c, uint64_t row_bytes) except NULL:
+    """Where a step's value lies: for the next look at another one to be gone."""
+    cdef const void *p = sr_block_cell(
+        &writer.session.store.st, c.block, c.col, c.row, 1, row_bytes)
+    cdef RowReader reader
+    cdef sr_run run
+    cdef Buffer value
     if p == NULL:
-        raise_status(SR_CORRUPT, "reading a step")
+        # Packed: the writer alone changes that, and holds the block.
+        reader = RowReader(writer.session.store)
+        run.block = c.block
+        run.col = c.col
+        run.start = c.row
+        run.count = 1
+        run.stride = 1
+        value = Buffer(row_bytes)
+        if reader.copy_run(&run, value.base, row_bytes) != row_bytes:
+            raise_status(SR_CORRUPT, "reading a step")
+        writer.read_value = value
+        p = value.base
     return p
 
 
@@ -566,7 +582,7 @@ cdef class TrajectoryColumn:
                 c = &self.column.ring[self.value(i) & self.column.mask]
                 memcpy(
                     out.base + <uint64_t>i * nbytes,
-                    cell_at(&self.writer.session.store.st, c, nbytes), nbytes)
+                    cell_at(self.writer, c, nbytes), nbytes)
         finally:
             self.writer.leave()
         return _ndarray(self.shape, self.dtype, out)
@@ -648,6 +664,8 @@ cdef class WriterCore:
     cdef public object history_cache     # what `history` gives, None: to be made
     cdef Group place_group
     cdef uint32_t place_row
+    cdef readonly bint compress          # full blocks are compressed
+    cdef Buffer read_value               # of cell_at
 
     def __cinit__(self, *args, **kwargs):
         self.lock = PyThread_allocate_lock()
@@ -661,8 +679,10 @@ cdef class WriterCore:
         self.pending = deque()
         self.histories = []
 
-    def __init__(self, Session session, tables, int64_t keep_alive, uint64_t episode_base):
+    def __init__(self, Session session, tables, int64_t keep_alive, uint64_t episode_base,
+                 bint compress=False):
         self.session = session
+        self.compress = compress
         self.tables = tables
         self.keep_alive = keep_alive
         self.episode_base = episode_base
@@ -1018,7 +1038,7 @@ cdef class WriterCore:
                 PyByteArray_Resize(buffers[i], at + <Py_ssize_t>c.row_bytes)
                 memcpy(
                     PyByteArray_AS_STRING(buffers[i]) + at,
-                    cell_at(&self.session.store.st, x, c.row_bytes), c.row_bytes)
+                    cell_at(self, x, c.row_bytes), c.row_bytes)
                 i += 1
         finally:
             self.leave()
@@ -1086,6 +1106,7 @@ cdef class WriterCore:
             raise_status(rc, "append", self.session.store)
         cdef Held held = Held.__new__(Held)
         held.block = block
+        held.apart = self.compress and worth_packing(group.total, rows)
         held.position = position
         group.block = block
         group.current = held
@@ -1099,17 +1120,20 @@ cdef class WriterCore:
         cdef uint32_t n = group.n
         cdef uint64_t *row_bytes = group.row_bytes
         cdef int rc
+        cdef bint apart = self.compress and worth_packing(group.total, rows[0])
+        cdef bint apart_alone = self.compress and worth_packing(group.total, 1)
         with nogil:
-            rc = sr_block_new(ses, n, row_bytes, rows[0], block, position)
+            rc = any_block(ses, apart, n, row_bytes, rows[0], block, position)
             if rows[0] > 1 and (rc == SR_FULL or rc == SR_NOSPACE):
                 # Short of memory: a block for this one row may still fit.
                 rows[0] = 1
-                rc = sr_block_new(ses, n, row_bytes, 1, block, position)
+                rc = any_block(ses, apart_alone, n, row_bytes, 1, block, position)
         return rc
 
     cdef uint32_t rows_for(self, Group group):
         cdef Column c
-        cdef int64_t rows = <int64_t>(BLOCK_BYTES // max(group.total, 1))
+        cdef uint64_t nbytes = COMPRESS_BLOCK_BYTES if self.compress else BLOCK_BYTES
+        cdef int64_t rows = <int64_t>(nbytes // max(group.total, 1))
         rows = min(max(rows, 1), BLOCK_ROWS_MAX)
         for c in group.columns:
             limit = self.configured.get(c.path, (0, None))[1]
@@ -1121,11 +1145,26 @@ cdef class WriterCore:
         """The open block takes no more rows; let go of those whose values are all out of reach."""
         cdef Held held = group.current
         cdef Column c
+        self.pack(group)
         held.last = [c.count - 1 for c in group.columns]
         group.held.append(held)
         group.block = 0
         group.current = None
         self.trim(group, False)
+        return 0
+
+    cdef int pack(self, Group group) except -1:
+        """Compress the rows of the open block, which takes no more of them. Where there is no room
+        for that they stay as they are.
+        """
+        cdef int rc
+        if not group.current.apart or group.rows == 0:
+            return 0
+        rc = pack_block(
+            &self.session.ses, group.block, group.n, group.row_bytes, group.rows)
+        if rc != SR_OK and rc != SR_FULL and rc != SR_NOSPACE:
+            raise_status(rc, "compressing steps", self.session.store)
+        group.current.apart = False
         return 0
 
     cdef int trim(self, Group group, bint everything) except -1:
@@ -1943,7 +1982,12 @@ cdef class WriterCore:
         self.pending.clear()
         self.closed = True
         PyThread_release_lock(self.lock)
-        self.session.close()
+        try:
+            for g in self.groups.values():
+                if (<Group>g).block != 0 and not sr_store_is_closed(&self.session.store.st):
+                    self.pack(<Group>g)
+        finally:
+            self.session.close()
         return lost
 
 

@@ -10,6 +10,7 @@
 #include "lock.h"
 #include "lock_all.h"
 #include "shape.h"
+#include "packed.h"
 #include "steps.h"
 #include "stripe.h"
 #include "table.h"
@@ -285,6 +286,27 @@ static int count_inner(sr_store *st, const objects *o, why *w) {
                 FAIL(w, "a block refers to an episode that is not there");
             }
         }
+        uint64_t apart = atomic_load(&b->rows);
+        if (apart != 0 && !refer(o, apart)) FAIL(w, "a block refers to rows that are not there");
+    }
+    return SR_OK;
+}
+
+/* The sums of packed rows: those that are in flight are not counted yet, or not any more. */
+static int compare_packed(const sr_store *st, const objects *o, why *w) {
+    uint64_t raw = 0, stored = 0;
+    for (uint64_t i = 0; i < o->n; i++) {
+        const object *x = &o->list[i];
+        if (x->kind != SR_KIND_PACKED || x->expected == 0) continue;
+        const sr_packed *p = sr_ptr(st, x->off);
+        if (!sr_packed_sound(p, sr_alloc_bytes(st, x->off))) FAIL(w, "packed rows are damaged");
+        raw += p->raw_bytes;
+        stored += p->bytes;
+    }
+    if (raw != atomic_load(&st->hdr->packed_raw_bytes) ||
+        stored != atomic_load(&st->hdr->packed_stored_bytes)) {
+        FAIL(w, "packed rows have %llu bytes and take %llu, other sums are kept",
+             (unsigned long long)raw, (unsigned long long)stored);
     }
     return SR_OK;
 }
@@ -298,6 +320,7 @@ static int compare_counts(sr_store *st, const objects *o, why *w) {
         if (x->kind == SR_KIND_BLOCK) refs = atomic_load(&((const sr_block *)p)->refs);
         if (x->kind == SR_KIND_TRAJ) refs = atomic_load(&((const sr_traj *)p)->refs);
         if (x->kind == SR_KIND_EPISODE) refs = atomic_load(&((const sr_episode *)p)->refs);
+        if (x->kind == SR_KIND_PACKED) refs = atomic_load(&((const sr_packed *)p)->refs);
         if (refs != x->expected) {
             FAIL(w, "object of kind %u at %llu: %u references counted, %u exist", x->kind,
                  (unsigned long long)x->off, refs, x->expected);
@@ -322,6 +345,7 @@ static int check_references(sr_store *st, why *w) {
         rc = count_roots(st, &o, w);
         if (rc == SR_OK) rc = count_inner(st, &o, w);
         if (rc == SR_OK) rc = compare_counts(st, &o, w);
+        if (rc == SR_OK) rc = compare_packed(st, &o, w);
     }
     free(o.list);
     return rc;

@@ -67,6 +67,15 @@ static const sr_seg *segs_of(sr_traj *t, uint32_t c, uint32_t *first, uint32_t *
     return *first < *last && *last <= t->n_segs ? sr_traj_segs(t) : NULL;
 }
 
+/* Bytes of a row of a column whose `length` rows lie apart. */
+static int bytes_apart(const sr_block *b, uint32_t c, uint64_t length, uint64_t *row_bytes) {
+    uint64_t bytes;
+    if (!sr_lies_apart(b)) return SR_CORRUPT;
+    *row_bytes = ((const sr_block_col *)(b + 1))[c].row_bytes;
+    int fits = !__builtin_mul_overflow(*row_bytes, length, &bytes) && bytes <= 1ull << 46;
+    return fits ? SR_OK : SR_CORRUPT;
+}
+
 uint32_t sr_item_columns(const sr_store *st, const sr_sampled *item) {
     if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
         const sr_block *b = item_block(st, item);
@@ -82,9 +91,11 @@ int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint3
     if (c >= n_cols) return n_cols == 0 ? SR_CORRUPT : SR_INVALID;
     if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
         *length_flags = item->row_count;
-        const char *rows = sr_block_rows(item_block(st, item), c, item->row_start,
+        const sr_block *whole = item_block(st, item);
+        const char *rows = sr_block_rows(whole, c, item->row_start,
                                          SR_COL_LENGTH(item->row_count), row_bytes);
-        return rows == NULL ? SR_CORRUPT : SR_OK;
+        if (SR_LIKELY(rows != NULL)) return SR_OK;
+        return bytes_apart(whole, c, SR_COL_LENGTH(item->row_count), row_bytes);
     }
     sr_traj *t = item_traj(st, item);
     uint32_t first, last;
@@ -95,8 +106,36 @@ int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint3
     for (uint32_t i = first; i < last; i++) length += segs[i].count;
     *length_flags = sr_traj_cols(t)[c].length_flags;
     if (SR_COL_LENGTH(*length_flags) != length) return SR_CORRUPT;
-    return sr_block_rows(b, segs[first].col, segs[first].start, 1, row_bytes) == NULL ? SR_CORRUPT
-                                                                                      : SR_OK;
+    if (SR_LIKELY(sr_block_rows(b, segs[first].col, segs[first].start, 1, row_bytes) != NULL)) {
+        return SR_OK;
+    }
+    return bytes_apart(b, segs[first].col, length, row_bytes);
+}
+
+int sr_item_run(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t number,
+                sr_run *out) {
+    if (c >= sr_item_columns(st, item)) return SR_CORRUPT;
+    if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
+        *out = (sr_run){.block = SR_REF_OFF(item->ref),
+                        .col = c,
+                        .start = item->row_start,
+                        .count = SR_COL_LENGTH(item->row_count),
+                        .stride = 1};
+        return number == 0;
+    }
+    sr_traj *t = item_traj(st, item);
+    uint32_t first, last;
+    const sr_seg *segs = segs_of(t, c, &first, &last);
+    if (segs == NULL) return SR_CORRUPT;
+    if (number >= last - first) return 0;
+    const sr_seg *seg = &segs[first + number];
+    if (sr_segment_block(st, t, seg) == NULL) return SR_CORRUPT;
+    *out = (sr_run){.block = sr_traj_blocks(t)[seg->block],
+                    .col = seg->col,
+                    .start = seg->start,
+                    .count = seg->count,
+                    .stride = seg->stride};
+    return 1;
 }
 
 const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c) {
@@ -156,7 +195,7 @@ static int gather_block(const sr_store *st, const sr_sampled *item, uint32_t i, 
     if (b->n_cols != n_cols) return SR_INVALID;
     for (uint32_t c = 0; c < n_cols; c++) {
         const char *src = sr_block_rows(b, c, item->row_start, rows, &row_bytes);
-        if (SR_UNLIKELY(src == NULL)) return SR_CORRUPT;
+        if (SR_UNLIKELY(src == NULL)) return sr_lies_apart(b) ? SR_ELSEWHERE : SR_CORRUPT;
         uint64_t n = row_bytes * rows;
         if (n != bytes[c]) return SR_INVALID;
         copy_small(dst[c] + n * i, src, n);
@@ -186,6 +225,11 @@ static char *gather_seg(const sr_store *st, sr_traj *t, const sr_seg *seg, char 
     return to;
 }
 
+static int why_not(const sr_store *st, sr_traj *t, const sr_seg *seg) {
+    const sr_block *b = sr_segment_block(st, t, seg);
+    return b != NULL && sr_lies_apart(b) ? SR_ELSEWHERE : SR_INVALID;
+}
+
 static int gather_traj(const sr_store *st, const sr_sampled *item, uint32_t i, uint32_t n_cols,
                        char *const *dst, const uint64_t *bytes) {
     sr_traj *t = item_traj(st, item);
@@ -199,7 +243,7 @@ static int gather_traj(const sr_store *st, const sr_sampled *item, uint32_t i, u
         if (SR_UNLIKELY(segs == NULL)) return SR_CORRUPT;
         for (uint32_t k = first; k < last; k++) {
             to = gather_seg(st, t, &segs[k], to, end);
-            if (to == NULL) return SR_INVALID;
+            if (SR_UNLIKELY(to == NULL)) return why_not(st, t, &segs[k]);
         }
         if (to != end) return SR_INVALID;
     }

@@ -2,6 +2,7 @@
  *
  * Nothing that is read here is believed: every offset and length is checked against committed
  * memory before it is used, as the store may be damaged, or change while it is looked at. */
+#include "packed.h"
 #include "shape.h"
 #include "steps.h"
 #include "stripe.h"
@@ -34,6 +35,7 @@ static const sr_block *block_at(const sr_store *st, uint64_t off) {
     const sr_block_col *cols = (const sr_block_col *)(b + 1);
     for (uint32_t c = 0; c < b->n_cols; c++) {
         uint64_t bytes;
+        if (cols[c].off == SR_APART) continue;
         if (cols[c].off > room ||
             __builtin_mul_overflow(cols[c].row_bytes, (uint64_t)b->rows_cap, &bytes) ||
             bytes > room - cols[c].off) {
@@ -97,7 +99,13 @@ int sr_peek_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint3
     if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
         const sr_block *b = sr_ptr(st, off);
         *length_flags = item->row_count;
-        *bytes = ((const sr_block_col *)(b + 1))[c].row_bytes * SR_COL_LENGTH(item->row_count);
+        const sr_block_col *col = (const sr_block_col *)(b + 1) + c;
+        /* More than there is: damaged. All rows lay here before they were packed. */
+        if (__builtin_mul_overflow(col->row_bytes, (uint64_t)SR_COL_LENGTH(item->row_count),
+                                   bytes) ||
+            *bytes > st->bytes) {
+            return SR_CORRUPT;
+        }
         return SR_OK;
     }
     const sr_traj *t = sr_ptr(st, off);
@@ -129,6 +137,7 @@ int sr_peek_copy(const sr_store *st, const sr_sampled *item, uint32_t c, char *d
     if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
         const sr_block *b = sr_ptr(st, off);
         const sr_block_col *col = (const sr_block_col *)(b + 1) + c;
+        if (col->off == SR_APART) return SR_ELSEWHERE;
         memcpy(dst, (const char *)b + col->off + col->row_bytes * item->row_start, bytes);
         return SR_OK;
     }
@@ -141,6 +150,7 @@ int sr_peek_copy(const sr_store *st, const sr_sampled *item, uint32_t c, char *d
         const sr_block *b = NULL;
         const sr_block_col *col = column_of(st, t, &seg, &b);
         if (col == NULL) return SR_CORRUPT;
+        if (col->off == SR_APART) return SR_ELSEWHERE;
         uint64_t row_bytes = col->row_bytes;
         int64_t r = seg.start;
         for (uint32_t k = 0; k < seg.count; k++, r += seg.stride, dst += row_bytes) {
@@ -149,6 +159,26 @@ int sr_peek_copy(const sr_store *st, const sr_sampled *item, uint32_t c, char *d
         }
     }
     return dst == end ? SR_OK : SR_CORRUPT;
+}
+
+int sr_peek_run(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t number,
+                sr_run *out) {
+    if (sr_peek_columns(st, item) <= (int)c) return SR_CORRUPT;
+    return sr_item_run(st, item, c, number, out);
+}
+
+int sr_peek_rows(const sr_store *st, uint64_t block, uint64_t rows, uint32_t col,
+                 sr_rows_at *out) {
+    uint64_t room;
+    if (block_at(st, block) == NULL) return SR_CORRUPT;
+    if (SR_REF_KIND(rows) == SR_KIND_BLOCK && block_at(st, SR_REF_OFF(rows)) == NULL) {
+        return SR_CORRUPT;
+    }
+    if (SR_REF_KIND(rows) == SR_KIND_PACKED) {
+        const sr_packed *p = object_at(st, SR_REF_OFF(rows), sizeof *p, &room);
+        if (p == NULL || !sr_packed_sound(p, room)) return SR_CORRUPT;
+    }
+    return sr_rows_find(st, block, rows, col, out);
 }
 
 /* By what this process found when it came, whatever the table says now. */
@@ -272,6 +302,8 @@ void sr_peek_store(const sr_store *st, sr_store_stats *out) {
     out->committed = atomic_load_explicit(&h->committed_bytes, memory_order_relaxed);
     out->fixed = sr_align(st->shape.config_off + st->shape.config_bytes, SR_PAGE);
     out->repairs = atomic_load_explicit(&h->repairs, memory_order_relaxed);
+    out->packed_raw = atomic_load_explicit(&h->packed_raw_bytes, memory_order_relaxed);
+    out->packed_stored = atomic_load_explicit(&h->packed_stored_bytes, memory_order_relaxed);
     for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         out->poisoned +=
             atomic_load_explicit(&sr_table_at(st, i)->poisoned, memory_order_relaxed) != 0;

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "layout_events.h"
+#include "layout_packed.h"
 
 #define SR_MAGIC 0x3159414c50455253ULL /* "SREPLAY1" */
 #define SR_LAYOUT_VERSION 3u
@@ -82,7 +83,11 @@ typedef struct {
     sr_mutex schema_lock; /* appending to the schema array */
     sr_mutex repair_lock; /* one repairer at a time; taken before all others */
     _Atomic uint32_t event_seq, event_waiters; /* futex: a table has events for its extensions */
-    char _pad2[SR_LINE - 8];
+    /* Of all packed rows: bytes uncompressed, and as they are stored. Changed under a session's or
+     * a stripe's lock, and counted again by a repair. */
+    _Atomic uint64_t packed_raw_bytes, packed_stored_bytes;
+    _Atomic uint64_t packed_serial; /* the last that was given to packed rows */
+    char _pad2[SR_LINE - 32];
     _Atomic uint64_t next_block; /* blocks made so far */
     /* Who writes a checkpoint (hold.h): its participant + 1, 0: nobody. It is asked to give up. */
     _Atomic uint32_t hold, hold_unwanted;
@@ -207,6 +212,7 @@ enum sr_kind {
     SR_KIND_EPISODE,
     SR_KIND_LEDGER,
     SR_KIND_SCHEMA,
+    SR_KIND_PACKED,
     SR_KIND_END
 };
 
@@ -229,12 +235,18 @@ typedef struct {
     uint64_t bytes;        /* of the allocation's payload */
     uint64_t episodes_off; /* uint64[rows_cap], relative to the block: each row's episode record */
     uint64_t uid;          /* of this block and no other, in this store or one restored from it */
-    char _pad1[16];
+    /* Of a block whose rows lie apart (each `off` of its columns is SR_APART): where. A block of
+     * the same columns, without rows of its own (`published` is 0), or, once no more rows come,
+     * packed rows, from which it never changes again. 0: they lie here. Changed under the locks of
+     * the writer's session and of the arena in which this block lies. */
+    _Atomic uint64_t rows;
+    char _pad1[8];
 } sr_block;
 typedef struct { /* n_cols of them follow the block */
-    uint64_t off; /* relative to the block; 64-byte aligned */
+    uint64_t off; /* relative to the block; 64-byte aligned; SR_APART: see `rows` */
     uint64_t row_bytes;
 } sr_block_col;
+#define SR_APART UINT64_MAX
 _Static_assert(sizeof(sr_block) == 64, "block header");
 
 typedef struct {

@@ -3,10 +3,14 @@
 #include "arena.h"
 #include "fault.h"
 #include "ledger.h"
+#include "packed.h"
 #include "steps.h"
 
 int sr_reach_begin(sr_store *st, sr_reach *r) {
     *r = (sr_reach){.st = st};
+    /* Counted anew as packed rows are met. */
+    atomic_store_explicit(&st->hdr->packed_raw_bytes, 0, memory_order_relaxed);
+    atomic_store_explicit(&st->hdr->packed_stored_bytes, 0, memory_order_relaxed);
     for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
         const sr_arena *a = sr_arena_at(st, i);
         if (!sr_arena_bounds_ok(st, a)) {
@@ -64,8 +68,45 @@ static int block_ok(const sr_block *b, uint64_t bytes) {
     }
     const sr_block_col *cols = (const sr_block_col *)(b + 1);
     for (uint32_t c = 0; c < b->n_cols; c++) {
+        if (cols[c].off == SR_APART && cols[0].off == SR_APART) continue;
         unsigned __int128 column = (unsigned __int128)cols[c].row_bytes * b->rows_cap;
         if (cols[c].off > b->bytes || column > b->bytes - cols[c].off) return 0;
+    }
+    return 1;
+}
+
+/* Is this a block whose rows lie in itself, and that has room for all of another's? */
+static int raw_ok(const sr_reach *r, uint64_t off, const sr_block *b) {
+    const sr_block *raw = sr_ptr(r->st, off);
+    return raw->n_cols == b->n_cols && raw->rows_cap == b->rows_cap && !sr_lies_apart(raw) &&
+           atomic_load_explicit(&raw->rows, memory_order_relaxed) == 0;
+}
+
+/* Where the rows of a block lie that has them elsewhere. One that was just made has none. */
+static int reach_rows(sr_reach *r, const sr_block *b) {
+    uint64_t rows = atomic_load_explicit(&b->rows, memory_order_relaxed);
+    uint32_t published = atomic_load_explicit(&b->published, memory_order_relaxed);
+    if (!sr_lies_apart(b)) return rows == 0;
+    if (rows == 0) return published == 0;
+    uint64_t off = SR_REF_OFF(rows);
+    if (sr_alloc_bytes(r->st, off) < sizeof(sr_packed)) return 0;
+    if (SR_REF_KIND(rows) == SR_KIND_BLOCK) return raw_ok(r, off, b) && sr_reach_ref(r, rows);
+    const sr_packed *p = sr_ptr(r->st, off);
+    return SR_REF_KIND(rows) == SR_KIND_PACKED && p->n_cols == b->n_cols &&
+           published <= p->rows && sr_reach_ref(r, rows);
+}
+
+static int reach_packed(sr_reach *r, uint64_t off, uint64_t bytes) {
+    sr_packed *p = sr_ptr(r->st, off);
+    if (!mark(r, off)) {
+        atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
+        return 1;
+    }
+    if (!sr_packed_sound(p, bytes)) return 0;
+    atomic_store_explicit(&p->refs, 1, memory_order_relaxed);
+    sr_packed_note(r->st, p);
+    if (p->serial > atomic_load_explicit(&r->st->hdr->packed_serial, memory_order_relaxed)) {
+        atomic_store_explicit(&r->st->hdr->packed_serial, p->serial, memory_order_relaxed);
     }
     return 1;
 }
@@ -84,7 +125,7 @@ static int reach_block(sr_reach *r, uint64_t off, uint64_t bytes) {
         if (i > 0 && episodes[i] == episodes[i - 1]) continue;
         if (!sr_reach_ref(r, SR_REF(episodes[i], SR_KIND_EPISODE))) return 0;
     }
-    return 1;
+    return reach_rows(r, b);
 }
 
 static int segment_ok(const sr_store *st, const uint64_t *blocks, uint32_t n_blocks,
@@ -135,6 +176,7 @@ int sr_reach_ref(sr_reach *r, uint64_t ref) {
     case SR_KIND_BLOCK: whole = reach_block(r, off, bytes); break;
     case SR_KIND_TRAJ: whole = reach_traj(r, off, bytes); break;
     case SR_KIND_EPISODE: whole = reach_episode(r, off, bytes); break;
+    case SR_KIND_PACKED: whole = reach_packed(r, off, bytes); break;
     case SR_KIND_LEDGER:
     case SR_KIND_SCHEMA: return mark(r, off);
     default: return 0;

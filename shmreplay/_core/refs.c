@@ -3,6 +3,7 @@
 #include "arena.h"
 #include "ledger.h"
 #include "lock.h"
+#include "packed.h"
 #include "steps.h"
 #include "table.h"
 
@@ -17,6 +18,7 @@ static _Atomic uint32_t *refs_of(const sr_store *st, uint64_t ref) {
     case SR_KIND_BLOCK: return &((sr_block *)object)->refs;
     case SR_KIND_TRAJ: return &((sr_traj *)object)->refs;
     case SR_KIND_EPISODE: return &((sr_episode *)object)->refs;
+    case SR_KIND_PACKED: return &((sr_packed *)object)->refs;
     default: SR_ASSERT(!"a reference of unknown kind"); return NULL;
     }
 }
@@ -42,13 +44,23 @@ static int drop_episodes_of(sr_store *st, const sr_block *b) {
     return result;
 }
 
+/* What a block refers to. */
+static int drop_block(sr_store *st, const sr_block *b) {
+    int result = drop_episodes_of(st, b);
+    uint64_t rows = atomic_load_explicit(&b->rows, memory_order_relaxed);
+    if (rows == 0) return result;
+    int rc = sr_ref_drop(st, rows);
+    return rc != SR_OK ? rc : result;
+}
+
 int sr_ref_drop(sr_store *st, uint64_t ref) {
     uint32_t before = atomic_fetch_sub_explicit(refs_of(st, ref), 1, memory_order_acq_rel);
     SR_ASSERT(before > 0);
     if (before > 1) return SR_OK;
     uint64_t off = SR_REF_OFF(ref);
     int result = SR_OK;
-    if (SR_REF_KIND(ref) == SR_KIND_BLOCK) result = drop_episodes_of(st, sr_block_at(st, off));
+    if (SR_REF_KIND(ref) == SR_KIND_BLOCK) result = drop_block(st, sr_block_at(st, off));
+    if (SR_REF_KIND(ref) == SR_KIND_PACKED) sr_packed_forget(st, sr_ptr(st, off));
     if (SR_REF_KIND(ref) == SR_KIND_TRAJ) {
         sr_traj *t = sr_traj_at(st, off);
         for (uint32_t i = 0; i < t->n_blocks; i++) {

@@ -71,7 +71,7 @@ static int make_blocks(sr_store *st, uint64_t n, const sr_block_head *heads,
         if (bytes == 0) return SR_INVALID;
         int rc = make(st, i, SR_KIND_BLOCK, bytes, &offs[i]);
         if (rc != SR_OK) return rc;
-        sr_block *b = sr_block_format(st, offs[i], h->n_cols, row_bytes, h->rows);
+        sr_block *b = sr_block_format(st, offs[i], h->n_cols, row_bytes, h->rows, 0);
         b->uid = h->uid;
         rc = name_episodes(b, h, runs, n_episodes, episodes);
         if (rc != SR_OK) return rc;

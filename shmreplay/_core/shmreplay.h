@@ -19,6 +19,7 @@
 
 #include "handles.h"
 #include "layout.h"
+#include "rows_apart.h"
 
 enum sr_status {
     SR_OK = 0,
@@ -31,7 +32,8 @@ enum sr_status {
     SR_VERSION = -7,     /* another layout version or signature; see sr_last_detail */
     SR_LIMIT = -8,       /* no free participant, session or schema entry */
     SR_SYS = -9,         /* a system call failed; errno in sr_last_detail */
-    SR_DIRTY = -10       /* inside the core only: a repair comes first (lock.h) */
+    SR_DIRTY = -10,      /* inside the core only: a repair comes first (lock.h) */
+    SR_ELSEWHERE = -11   /* rows lie apart from their block: see rows_apart.h */
 };
 
 /* What the last failing call on this thread has to say. */
@@ -91,6 +93,7 @@ int sr_store_is_closed(const sr_store *st);
 typedef struct {
     uint64_t capacity, committed, fixed, index_committed, arena_committed, arena_used, arena_free,
         arena_allocs;
+    uint64_t packed_raw, packed_stored; /* of packed rows: uncompressed, and as they are stored */
     uint64_t repairs;
     uint32_t participants, sessions;
     uint32_t poisoned; /* tables */
@@ -355,13 +358,18 @@ int sr_events_unserve(sr_store *st, uint32_t table, uint64_t server);
 uint32_t sr_item_columns(const sr_store *st, const sr_sampled *item);
 int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t *length_flags,
                    uint64_t *row_bytes);
-/* If the column's rows lie one after the other in one block: its address, else NULL. */
+/* If the column's rows lie one after the other in one block, and not apart from it: its address,
+ * else NULL. */
 const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c);
 /* Copy column c of each of n pinned items: dst[c] + i * bytes[c], where bytes[c] = length *
  * row_bytes. Every item must have n_cols columns and these byte counts: SR_INVALID names the
- * first that has not in *bad, SR_CORRUPT one that is damaged. Runs without locks. */
+ * first that has not in *bad, SR_CORRUPT one that is damaged, SR_ELSEWHERE one with rows that lie
+ * apart: such items are to be read run by run. Runs without locks. */
 int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
               char *const *dst, const uint64_t *bytes, uint32_t *bad);
+/* Run `number` of column c of a pinned item: 1; 0: the column has no more; SR_CORRUPT. */
+int sr_item_run(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t number,
+                sr_run *out);
 
 /* -------------------------------------------------- looking without locks */
 
@@ -386,6 +394,11 @@ int sr_peek_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint3
                    uint64_t *bytes);
 int sr_peek_copy(const sr_store *st, const sr_sampled *item, uint32_t c, char *dst,
                  uint64_t bytes);
+/* Where sr_peek_copy gives SR_ELSEWHERE: as sr_item_run and sr_rows_find. If sr_block_rows_ref
+ * gives the same afterwards, what was copied in between is what was there. */
+int sr_peek_run(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t number,
+                sr_run *out);
+int sr_peek_rows(const sr_store *st, uint64_t block, uint64_t rows, uint32_t col, sr_rows_at *out);
 
 /* ---------------------------------------------------------------- check */
 

@@ -152,6 +152,7 @@ int sr_image_block_heads(const sr_store *st, uint64_t n, const uint64_t *offs,
     for (uint64_t i = 0; i < n; i++) {
         if (!sr_block_sound(st, offs[i])) return SR_CORRUPT;
         sr_block *b = sr_ptr(st, offs[i]);
+        if (sr_lies_apart(b)) return SR_ELSEWHERE;
         /* SYNC POINT: acquire: the rows below are whole, and never change again. */
         uint32_t rows = atomic_load_explicit(&b->published, memory_order_acquire);
         sr_block_head *h = &out[i];

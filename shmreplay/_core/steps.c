@@ -71,7 +71,7 @@ static uint64_t next_uid(const sr_store *st) {
 }
 
 sr_block *sr_block_format(const sr_store *st, uint64_t off, uint32_t n_cols,
-                          const uint64_t *row_bytes, uint32_t rows_cap) {
+                          const uint64_t *row_bytes, uint32_t rows_cap, int apart) {
     sr_block *b = sr_ptr(st, off);
     memset(b, 0, sizeof *b);
     b->kind = SR_KIND_BLOCK;
@@ -79,28 +79,54 @@ sr_block *sr_block_format(const sr_store *st, uint64_t off, uint32_t n_cols,
     b->rows_cap = rows_cap;
     b->uid = next_uid(st);
     b->bytes = lay_out(n_cols, row_bytes, rows_cap, sr_block_cols(b), &b->episodes_off);
+    if (apart) {
+        for (uint32_t c = 0; c < n_cols; c++) sr_block_cols(b)[c].off = SR_APART;
+        b->bytes = b->episodes_off + (uint64_t)rows_cap * sizeof(uint64_t);
+    }
     atomic_store_explicit(&b->refs, 1, memory_order_relaxed);
     return b;
+}
+
+static int new_block(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
+                     uint64_t bytes, int apart, uint64_t *off, uint32_t *position) {
+    int rc = sr_ledger_reserve(ses, 1);
+    if (rc != SR_OK) return rc;
+    rc = new_object(ses, SR_KIND_BLOCK, bytes, off);
+    if (rc != SR_OK) return rc;
+    sr_touch_around(ses->st, *off, bytes);
+    sr_block_format(ses->st, *off, n_cols, row_bytes, rows_cap, apart);
+    return note_object(ses, *off, SR_KIND_BLOCK, position);
 }
 
 int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
                  uint64_t *off, uint32_t *position) {
     SR_GUARDED_SES(ses)
     if (n_cols == 0 || n_cols > SR_COLUMNS_MAX || rows_cap == 0) return SR_INVALID;
-    uint64_t episodes_off;
-    uint64_t bytes = lay_out(n_cols, row_bytes, rows_cap, NULL, &episodes_off);
-    if (bytes == 0) return SR_INVALID;
-    int rc = sr_ledger_reserve(ses, 1);
-    if (rc != SR_OK) return rc;
-    rc = new_object(ses, SR_KIND_BLOCK, bytes, off);
-    if (rc != SR_OK) return rc;
-    sr_touch_around(ses->st, *off, bytes);
-    sr_block_format(ses->st, *off, n_cols, row_bytes, rows_cap);
-    return note_object(ses, *off, SR_KIND_BLOCK, position);
+    uint64_t bytes = sr_block_bytes(n_cols, row_bytes, rows_cap);
+    return bytes == 0 ? SR_INVALID
+                      : new_block(ses, n_cols, row_bytes, rows_cap, bytes, 0, off, position);
+}
+
+int sr_block_new_head(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
+                      uint64_t *off, uint32_t *position) {
+    uint64_t bytes = sr_align(sizeof(sr_block) + n_cols * sizeof(sr_block_col), SR_LINE) +
+                     (uint64_t)rows_cap * sizeof(uint64_t);
+    return new_block(ses, n_cols, row_bytes, rows_cap, bytes, 1, off, position);
 }
 
 uint32_t sr_block_columns(const sr_store *st, uint64_t block) {
     return sr_block_sound(st, block) ? ((const sr_block *)sr_ptr(st, block))->n_cols : 0;
+}
+
+/* The rows of a block whose rows lie apart, as long as they are raw: for its writer, who alone
+ * changes that. NULL: they are not, or the block is damaged. */
+static char *raw_rows(const sr_store *st, const sr_block *b, uint32_t col, uint32_t row,
+                      uint32_t count, uint64_t *row_bytes) {
+    uint64_t rows = atomic_load_explicit(&b->rows, memory_order_relaxed);
+    if (SR_REF_KIND(rows) != SR_KIND_BLOCK || !sr_block_sound(st, SR_REF_OFF(rows))) return NULL;
+    const sr_block *raw = sr_ptr(st, SR_REF_OFF(rows));
+    if (raw->rows_cap != b->rows_cap) return NULL;
+    return sr_block_rows(raw, col, row, count, row_bytes);
 }
 
 void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row, uint32_t count,
@@ -110,6 +136,9 @@ void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t r
     if (row >= b->rows_cap || count > b->rows_cap - row) return NULL;
     uint64_t found;
     void *cell = sr_block_rows(b, col, row, count, &found);
+    if (SR_UNLIKELY(cell == NULL) && sr_lies_apart(b)) {
+        cell = raw_rows(st, b, col, row, count, &found);
+    }
     return cell != NULL && found == row_bytes ? cell : NULL;
 }
 
@@ -175,6 +204,10 @@ int sr_block_append(sr_ses *ses, uint64_t block, uint32_t n_cols, uint64_t bytes
     if (SR_UNLIKELY(sum != bytes)) return SR_CORRUPT; /* what the caller has may be shorter */
     for (uint32_t c = 0; c < n_cols; c++) {
         char *to = sr_block_rows(b, c, row, 1, &row_bytes);
+        if (SR_UNLIKELY(to == NULL) && sr_lies_apart(b)) {
+            to = raw_rows(ses->st, b, c, row, 1, &row_bytes);
+            if (to != NULL && row_bytes != cols[c].row_bytes) to = NULL;
+        }
         if (SR_UNLIKELY(to == NULL)) return SR_CORRUPT;
         sr_copy(to, src[c], row_bytes);
     }

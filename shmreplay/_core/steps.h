@@ -18,6 +18,10 @@ void sr_episodes_enter(const sr_store *st, sr_table *t, uint32_t table, uint64_t
 void sr_episodes_leave(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref,
                        uint32_t row_start, uint32_t row_count, int count_deleted);
 
+/* As sr_block_new, of a block that has no rows yet, neither here nor elsewhere. */
+int sr_block_new_head(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
+                      uint64_t *off, uint32_t *position);
+
 /* Does what lies there look like a block whose head is whole: is everything that it says of itself
  * inside of it, and all of it in the segment? Its columns are for sr_block_rows to check. */
 static inline int sr_block_sound(const sr_store *st, uint64_t off) {
@@ -32,7 +36,7 @@ static inline int sr_block_sound(const sr_store *st, uint64_t off) {
            atomic_load_explicit(&b->published, memory_order_relaxed) <= b->rows_cap;
 }
 /* Rows [start, start + count) of a column of a sound block, and the bytes of one; NULL where they
- * are not in the block. */
+ * are not in the block: it is damaged, or they lie apart (sr_lies_apart). */
 static inline char *sr_block_rows(const sr_block *b, uint32_t c, uint64_t start, uint64_t count,
                                   uint64_t *row_bytes) {
     const sr_block_col *col = (const sr_block_col *)(b + 1) + c;
@@ -43,6 +47,10 @@ static inline char *sr_block_rows(const sr_block *b, uint32_t c, uint64_t start,
     }
     *row_bytes = col->row_bytes;
     return (char *)b + col->off + col->row_bytes * start;
+}
+/* Do the rows of this sound block lie elsewhere? */
+static inline int sr_lies_apart(const sr_block *b) {
+    return ((const sr_block_col *)(b + 1))->off == SR_APART;
 }
 /* Are `count` rows from `start` on, each `stride` after the one before, published? */
 static inline int sr_rows_ok(const sr_block *b, uint32_t start, uint32_t count, int32_t stride) {
@@ -65,7 +73,7 @@ static inline int sr_traj_sound(const sr_store *st, uint64_t off) {
 
 /* Make an empty block, with one reference, of an allocation of sr_block_bytes. */
 sr_block *sr_block_format(const sr_store *st, uint64_t off, uint32_t n_cols,
-                          const uint64_t *row_bytes, uint32_t rows_cap);
+                          const uint64_t *row_bytes, uint32_t rows_cap, int apart);
 
 /* They are sound, or the call ends here. */
 static inline sr_block *sr_block_at(const sr_store *st, uint64_t off) {

@@ -31,6 +31,7 @@ uint64_t sr_layout_signature(void) {
         sizeof(sr_arena),
         sizeof(sr_block),
         sizeof(sr_traj),
+        sizeof(sr_packed) + sizeof(sr_packed_col),
         sizeof(sr_slot),
         sizeof(sr_stripe),
         sizeof(sr_table),
@@ -333,6 +334,8 @@ int sr_store_get_stats(sr_store *st, sr_store_stats *out) {
     out->committed = atomic_load_explicit(&h->committed_bytes, memory_order_relaxed);
     out->fixed = sr_align(st->shape.config_off + st->shape.config_bytes, SR_PAGE);
     out->repairs = atomic_load_explicit(&h->repairs, memory_order_relaxed);
+    out->packed_raw = atomic_load_explicit(&h->packed_raw_bytes, memory_order_relaxed);
+    out->packed_stored = atomic_load_explicit(&h->packed_stored_bytes, memory_order_relaxed);
     for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         const sr_table *t = sr_table_at(st, i);
         out->poisoned += atomic_load_explicit(&t->poisoned, memory_order_relaxed) != SR_SOUND;

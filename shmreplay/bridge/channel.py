@@ -67,7 +67,13 @@ class Channel:
     """One remote writer."""
 
     def __init__(
-        self, connection: Connection, number: int, keep: int, validate: bool, channels: Any
+        self,
+        connection: Connection,
+        number: int,
+        keep: int,
+        validate: bool,
+        channels: Any,
+        compress: str | None = None,
     ) -> None:
         """Opens its place in the store.
 
@@ -77,13 +83,14 @@ class Channel:
             keep: Steps within reach.
             validate: Whether items are checked against their table's signature.
             channels: All channels of the client by number, for references between writers.
+            compress: As for `Client.trajectory_writer`.
         """
         if not 1 <= keep <= limits.BRIDGE_KEEP_ALIVE:
             raise errors.InvalidArgumentError(
                 f"num_keep_alive_refs must be in [1, {limits.BRIDGE_KEEP_ALIVE}] for a remote"
                 f" writer, got {keep}"
             )
-        self.writer = _BridgeWriter(connection, keep, validate_items=validate)
+        self.writer = _BridgeWriter(connection, keep, validate_items=validate, compress=compress)
         self.tasks: deque[Task] = deque()
         """Messages that are not finished, the first at work."""
         self.error: errors.ReverbError | None = None

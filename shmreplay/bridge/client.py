@@ -291,8 +291,9 @@ class RemoteSession:
         describe: Callable[[], str],
         episode_id: int,
         keys: npt.NDArray[np.uint64],
+        compress: bool = False,
     ) -> None:
-        """One item a row; fills keys."""
+        """One item a row; fills keys. The server compresses, as its table says."""
         body = self.connection.body()
         body.u16(table)
         body.timeout(timeout)

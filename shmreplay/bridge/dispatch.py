@@ -254,15 +254,22 @@ class Dispatcher:
         return None
 
     def _open_writer(self, session: Session, reader: Reader) -> Work:
-        number, keep, validate = reader.u32(), reader.u32(), reader.u8()
+        number, keep, flags = reader.u32(), reader.u32(), reader.u8()
         reader.finish()
+        if flags > 5 or flags & 6 == 6:
+            raise ProtocolError(f"a writer is opened with the flags {flags}")
         if number in session.channels or len(session.channels) >= limits.BRIDGE_WRITERS:
             raise errors.StoreLimitError(
                 f"a remote client has at most {limits.BRIDGE_WRITERS} writers; close those that are"
                 " not needed"
             )
         session.channels[number] = Channel(
-            self._operations.connection, number, keep, bool(validate), session.channels
+            self._operations.connection,
+            number,
+            keep,
+            bool(flags & 1),
+            session.channels,
+            {0: None, 2: "lz4", 4: "none"}[flags & 6],
         )
         return Writer()
         yield

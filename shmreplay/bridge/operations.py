@@ -188,6 +188,7 @@ class Operations:
                         episode,
                         keys[done:],
                         True,
+                        self.connection.configs[number].compress == "lz4",
                     )
                     break
                 except errors.DeadlineExceededError:

@@ -30,6 +30,7 @@ from shmreplay.bridge.protocol import (
     decode_error,
 )
 from shmreplay.bridge.wire import Reader, Writer, steps_of_a_run
+from shmreplay.table import checked_compress
 from shmreplay.trajectory_writer import TrajectoryWriter
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ _NAN: Final = float("nan")
 class _Stream:
     """What a writer has to say, on its way to the server. Used under the writer's lock."""
 
-    def __init__(self, connection: RemoteConnection, keep: int, validate: bool) -> None:
+    def __init__(
+        self, connection: RemoteConnection, keep: int, validate: bool, compress: str | None
+    ) -> None:
         self.connection = connection
         self.link = connection.link
         self.number = connection.writer_number()
@@ -58,7 +61,7 @@ class _Stream:
         body = Writer()
         body.u32(self.number)
         body.u32(keep)
-        body.u8(1 if validate else 0)
+        body.u8((1 if validate else 0) | {None: 0, "lz4": 2, "none": 4}[compress])
         self.link.call(Kind.WRITER_OPEN, body)
         self.begin()
 
@@ -123,16 +126,21 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         *,
         validate_items: bool = True,
         confirm: bool = True,
+        compress: str | None = None,
     ) -> None:
         """See `Client.trajectory_writer`."""
-        super().__init__(connection, num_keep_alive_refs, validate_items=validate_items)
+        asked = checked_compress(compress)
+        # What waits here to be sent is not worth it.
+        super().__init__(
+            connection, num_keep_alive_refs, validate_items=validate_items, compress="none"
+        )
         self._remote = connection
         self._confirm = confirm
         # Held while steps and items get their order, never while waiting for an answer.
         self._order = threading.RLock()
         self._run: _Run | None = None
         self._items = bytearray()
-        self._stream = _Stream(connection, num_keep_alive_refs, validate_items)
+        self._stream = _Stream(connection, num_keep_alive_refs, validate_items, asked)
 
     # ------------------------------------------------------------------ steps
 

@@ -3,6 +3,7 @@
 #ifndef SR_FLIP_OPERATIONS_H
 #define SR_FLIP_OPERATIONS_H
 
+#include "packed_fixture.h"
 #include "step_world.h"
 
 #define FLIP_TABLES 7u
@@ -11,6 +12,7 @@ typedef struct {
     sr_store st;
     sr_ses writer, reader;
     held episode, block, traj;
+    held raw, packed; /* blocks whose rows lie apart */
     sr_sampled pin[2]; /* of table 0, taken before */
     uint64_t key[FLIP_TABLES];
 } flip_store;
@@ -37,6 +39,9 @@ static inline void flip_make(flip_store *f) {
     f->episode = episode_make(&f->writer, 1);
     f->block = block_make(&f->writer, 50, 4, f->episode);
     f->traj = traj_make(&f->writer, f->block, 1, f->block);
+    f->raw = apart_make(&f->writer, 70, 2, f->episode);
+    f->packed = apart_make(&f->writer, 80, 7, f->episode);
+    CHECK(pack_try(&f->writer, f->packed, 7) == SR_OK);
     for (uint32_t t = 0; t < FLIP_TABLES; t++) {
         sr_item item[3] = {row_item(f->block, 0, 1.0), row_item(f->block, 2, 3.0),
                            {.ref = SR_REF(f->traj.off, SR_KIND_TRAJ), .priority = 2.0}};
@@ -44,6 +49,9 @@ static inline void flip_make(flip_store *f) {
         CHECK(sr_insert(&f->writer, t, 3, item, keys, &done, &seq) == SR_OK);
         f->key[t] = keys[1];
     }
+    sr_item apart[2] = {row_item(f->raw, 1, 1.0), row_item(f->packed, 5, 1.0)};
+    uint64_t keys[2];
+    CHECK(sr_insert(&f->writer, 2, 2, apart, keys, &done, &seq) == SR_OK);
     CHECK(sr_sample(&f->reader, 0, 2, f->pin, &done, &seq) == SR_OK && done == 2);
     CHECK(sr_sample(&dead, 1, 1, &(sr_sampled){0}, &done, &seq) == SR_OK);
     CHECK(sr_ledger_reserve(&f->reader, 40) == SR_OK);
@@ -71,6 +79,21 @@ static inline void flip_own(sr_ses *ses) {
 
 /* ---------------------------------------------------------------- trying everything */
 
+/* Read a column wherever its rows are, as who holds nothing. */
+static inline void flip_run(const sr_store *st, const sr_sampled *item, uint32_t c) {
+    sr_run run;
+    sr_rows_at at;
+    char cell[64];
+    if (sr_peek_run(st, item, c, 0, &run) != 1) return;
+    uint64_t rows = sr_block_rows_ref(st, run.block);
+    if (sr_peek_rows(st, run.block, rows, run.col, &at) == SR_OK) {
+        (void)apart_cell(&at, run.start, cell, sizeof cell);
+    }
+    if (sr_rows_find(st, run.block, rows, run.col, &at) == SR_OK) {
+        (void)apart_cell(&at, run.start, cell, sizeof cell);
+    }
+}
+
 /* Read a pinned item in each way there is. */
 static inline void flip_read(const sr_store *st, const sr_sampled *item) {
     static char copy[N_COLS][4096];
@@ -93,6 +116,7 @@ static inline void flip_read(const sr_store *st, const sr_sampled *item) {
         for (uint64_t i = 0; view != NULL && i < bytes[c]; i++) sum = (char)(sum + view[i]);
     }
     if (fits && n > 0) (void)sr_gather(st, 1, item, n, dst, bytes, &bad);
+    for (uint32_t c = 0; c < n && c < N_COLS; c++) flip_run(st, item, c);
 }
 
 static inline void flip_sample(flip_store *f, sr_ses *ses, uint32_t t) {
@@ -215,6 +239,38 @@ static inline void flip_writer(flip_store *f, const char **operation) {
     (void)sr_ledger_reserve(&f->writer, 60);
 }
 
+/* Rows that lie apart: held, packed, and made from what is stored. */
+static inline void flip_apart(flip_store *f, const char **operation) {
+    sr_store *st = &f->st;
+    const held blocks[2] = {f->raw, f->packed};
+    held b;
+    uint64_t rows, bytes;
+    uint32_t position;
+    *operation = "rows held";
+    for (uint32_t i = 0; i < 2; i++) {
+        if (sr_rows_hold(&f->reader, blocks[i].off, &rows, &position) != SR_OK) continue;
+        sr_rows_at at;
+        char cell[64];
+        for (uint32_t c = 0; c < N_COLS; c++) {
+            if (sr_rows_find(st, blocks[i].off, rows, c, &at) != SR_OK) continue;
+            (void)apart_cell(&at, 1, cell, sizeof cell);
+        }
+        if (position != SR_NONE) (void)sr_release(&f->reader, 1, &position);
+    }
+    *operation = "restore";
+    const void *stored = sr_block_stored(st, f->packed.off, &bytes);
+    if (stored != NULL &&
+        sr_block_restore(&f->writer, stored, bytes, &b.off, &b.position) == SR_OK) {
+        (void)sr_block_publish(&f->writer, b.off, 1, f->episode.off);
+    }
+    *operation = "pack";
+    (void)pack_try(&f->writer, f->raw, 2);
+    *operation = "new apart";
+    (void)apart_try(&f->writer, 5, 2, 4, f->episode, &b);
+    *operation = "release packed";
+    (void)sr_release(&f->writer, 1, &f->packed.position);
+}
+
 static inline void flip_sessions(flip_store *f, const char **operation) {
     sr_store *st = &f->st;
     sr_ses fresh;
@@ -256,6 +312,7 @@ static inline void flip_all(flip_store *f, const char **operation) {
     flip_read(st, &f->pin[1]);
     for (uint32_t t = 0; t < FLIP_TABLES; t++) flip_table(f, t, operation);
     flip_writer(f, operation);
+    flip_apart(f, operation);
     flip_sessions(f, operation);
     *operation = "check";
     (void)sr_check(st, SR_NONE, why, sizeof why);

@@ -3,6 +3,7 @@
 #ifndef SR_STEP_OPERATIONS_H
 #define SR_STEP_OPERATIONS_H
 
+#include "packed_fixture.h"
 #include "step_world.h"
 
 /* What the operation may leave behind in the table. */
@@ -133,6 +134,49 @@ static void run_append(void *arg) {
     }
     sr_block_append(&w->actor, w->block.off, N_COLS, ROW_TOTAL, src, w->episode.off);
 }
+static void run_apart(void *arg) {
+    world *w = arg;
+    w->status = sr_block_new_apart(&w->actor, N_COLS, ROW_BYTES, 8, &w->block.off,
+                                   &w->block.position);
+}
+static inline void prepare_apart(world *w) {
+    w->block = apart_make(&w->actor, 7000, 4, w->episode);
+}
+static inline void prepare_apart_room(world *w) {
+    CHECK(apart_try(&w->actor, 7000, 3, 4, w->episode, &w->block) == SR_OK);
+}
+static void run_pack(void *arg) {
+    world *w = arg;
+    w->status = pack_try(&w->actor, w->block, 4);
+}
+/* Somebody reads the rows meanwhile. */
+static inline void prepare_apart_held(world *w) {
+    uint64_t rows;
+    prepare_apart(w);
+    CHECK(sr_rows_hold(&w->other, w->block.off, &rows, &w->positions[0]) == SR_OK);
+    CHECK(sr_release(&w->other, 1, &w->positions[0]) == SR_OK);
+    CHECK(sr_rows_hold(&w->actor, w->block.off, &rows, &w->positions[0]) == SR_OK);
+}
+static void run_rows_hold(void *arg) {
+    world *w = arg;
+    uint64_t rows;
+    w->status = sr_rows_hold(&w->actor, w->block.off, &rows, &w->positions[0]);
+}
+static inline void prepare_packed(world *w) {
+    prepare_apart(w);
+    CHECK(pack_try(&w->actor, w->block, 4) == SR_OK);
+    w->positions[0] = w->positions[1] = w->positions[2] = w->block.position;
+}
+static void run_restore(void *arg) {
+    world *w = arg;
+    uint64_t bytes, off;
+    const void *stored = sr_block_stored(&w->st, w->block.off, &bytes);
+    w->status = sr_block_restore(&w->actor, stored, bytes, &off, &w->number);
+}
+static void run_release_one(void *arg) {
+    world *w = arg;
+    w->status = sr_release(&w->actor, 1, w->positions);
+}
 static void run_traj(void *arg) {
     world *w = arg;
     held t;
@@ -210,6 +254,10 @@ static inline void prepare_third(world *w) {
     CHECK(sr_session_open(&w->st, THIRD, SR_SESSION_CLIENT, &w->third) == SR_OK);
     if (w->before.n >= 4) prepare_keys(w);
 }
+static inline void prepare_apart_third(world *w) {
+    prepare_third(w);
+    prepare_apart(w);
+}
 static void run_touch(void *arg) {
     world *w = arg;
     uint32_t found;
@@ -245,6 +293,13 @@ static const operation OPERATIONS[] = {
     {"publish_episode", prepare_episode, run_publish, NOTHING, 0, 1, 0, NULL},
     {"append", NULL, run_append, NOTHING, 0, 1, 0, NULL},
     {"append_episode", prepare_episode, run_append, NOTHING, 0, 1, 0, NULL},
+    {"block_new_apart", NULL, run_apart, NOTHING, 0, 1, 0, NULL},
+    {"append_apart", prepare_apart_room, run_append, NOTHING, 0, 1, 0, NULL},
+    {"block_pack", prepare_apart, run_pack, NOTHING, 0, 1, 0, NULL},
+    {"block_pack_held", prepare_apart_held, run_pack, NOTHING, 0, 1, 0, NULL},
+    {"rows_hold", prepare_apart, run_rows_hold, NOTHING, 0, 1, 0, NULL},
+    {"block_restore", prepare_packed, run_restore, NOTHING, 0, 1, 0, NULL},
+    {"packed_release", prepare_packed, run_release_one, NOTHING, 0, 1, 0, NULL},
     {"trajectory_new", NULL, run_traj, NOTHING, 0, 1, 0, NULL},
     {"session_open", NULL, run_open, NOTHING, 0, 1, 0, NULL},
     {"session_close", prepare_pins, run_close, NOTHING, 0, 4, 0, NULL},
@@ -261,6 +316,7 @@ static const operation OPERATIONS[] = {
     {"repair_insert", prepare_third, run_touch, INSERTS, 1, 8, 1, run_insert},
     {"repair_sample", prepare_third, run_touch, SAMPLES, 1, 4, 1, run_sample},
     {"repair_delete", prepare_third, run_touch, DELETES, 2, 5, 1, run_delete},
+    {"repair_pack", prepare_apart_third, run_touch, NOTHING, 0, 1, 0, run_pack},
     {"repair_block", prepare_third, run_touch, NOTHING, 0, 1, 0, run_large_block},
 };
 #define N_OPERATIONS (sizeof OPERATIONS / sizeof *OPERATIONS)
