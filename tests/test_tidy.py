@@ -76,7 +76,7 @@ LATE = {("client", "bridge")}
 # The same for the core, where a name without a suffix stands for header and source: a header knows
 # only those above, a source file also those of its own line.
 CORE_LAYERS = [
-    {"layout_events.h", "layout_packed.h"},
+    {"layout_events.h", "layout_blocks.h"},
     {"layout.h"},
     {"handles.h"},
     {"rows_apart.h"},

@@ -109,6 +109,10 @@ cdef class Flat:
 cdef checkpoint_status(int rc, str what, Store store):
     if rc == SR_CORRUPT or rc == SR_INVALID:
         raise errors.CheckpointError(f"{what}: what is there does not hold together")
+    if rc == SR_ELSEWHERE:
+        raise errors.CheckpointError(
+            f"{what}: it has compressed blocks, which checkpoints of this version do not hold. "
+            "Write without compress='lz4' what is to be saved")
     if rc != SR_OK:
         raise_status(rc, what, store)
 

@@ -1,5 +1,5 @@
 # Rows that lie apart from their block: packing them when a block takes no more, reading them
-# wherever they are. The core stores what is encoded here; see _core/layout_packed.h.
+# wherever they are. The core stores what is encoded here; see _core/layout_blocks.h.
 
 cdef object _lz4_block = None
 

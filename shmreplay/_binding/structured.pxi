@@ -540,7 +540,7 @@ cdef class StructuredCore:
         return priority
 
 
-cdef inline double number_at(void *p, int code) noexcept:
+cdef inline double number_at(const void *p, int code) noexcept:
     """A float32, float64, int32 or int64, as `check_new_column` lets in."""
     if code == 4:
         return (<int32_t *>p)[0]

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #include "layout_events.h"
-#include "layout_packed.h"
+#include "layout_blocks.h"
 
 #define SR_MAGIC 0x3159414c50455253ULL /* "SREPLAY1" */
 #define SR_LAYOUT_VERSION 3u
@@ -223,31 +223,6 @@ enum sr_kind {
 #define SR_REF_KIND(ref) ((uint32_t)((ref) & SR_REF_KIND_MASK))
 
 /* ------------------------------------------------------------------ steps */
-
-/* refs: under no lock; atomic. Rows below `published` never change. */
-typedef struct {
-    uint32_t kind; /* SR_KIND_BLOCK */
-    uint32_t n_cols;
-    _Atomic uint32_t refs;
-    uint32_t rows_cap;
-    _Atomic uint32_t published;
-    uint32_t _pad0;
-    uint64_t bytes;        /* of the allocation's payload */
-    uint64_t episodes_off; /* uint64[rows_cap], relative to the block: each row's episode record */
-    uint64_t uid;          /* of this block and no other, in this store or one restored from it */
-    /* Of a block whose rows lie apart (each `off` of its columns is SR_APART): where. A block of
-     * the same columns, without rows of its own (`published` is 0), or, once no more rows come,
-     * packed rows, from which it never changes again. 0: they lie here. Changed under the locks of
-     * the writer's session and of the arena in which this block lies. */
-    _Atomic uint64_t rows;
-    char _pad1[8];
-} sr_block;
-typedef struct { /* n_cols of them follow the block */
-    uint64_t off; /* relative to the block; 64-byte aligned; SR_APART: see `rows` */
-    uint64_t row_bytes;
-} sr_block_col;
-#define SR_APART UINT64_MAX
-_Static_assert(sizeof(sr_block) == 64, "block header");
 
 typedef struct {
     uint32_t kind; /* SR_KIND_EPISODE */

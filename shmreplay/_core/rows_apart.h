@@ -8,6 +8,13 @@
 #include "handles.h"
 #include "layout.h"
 
+/* One run of rows of a column: start, start + stride, ... */
+typedef struct {
+    uint64_t block;
+    uint32_t col, start, count;
+    int32_t stride;
+} sr_run;
+
 /* A block's rows may lie apart from it: raw while it is written, and packed (compressed, where that
  * pays) once it takes no more rows. What refers to the block does not notice; whoever reads its
  * rows looks where they are now. The core places, describes and counts what is stored, and does not
@@ -60,6 +67,8 @@ typedef struct {
 /* A column of the block, whose rows are at `rows`. SR_OK or SR_CORRUPT. `ends` are for the caller
  * to check. */
 int sr_rows_find(const sr_store *st, uint64_t block, uint64_t rows, uint32_t col, sr_rows_at *out);
+/* The same for who holds nothing and believes nothing: all of it lies in committed memory. */
+int sr_peek_rows(const sr_store *st, uint64_t block, uint64_t rows, uint32_t col, sr_rows_at *out);
 
 /* n rows, each but the first xor-ed with the one before it; and back again, in place. */
 void sr_xor_rows(void *dst, const void *src, uint64_t row_bytes, uint64_t n);

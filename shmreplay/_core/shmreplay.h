@@ -185,12 +185,6 @@ int sr_block_publish(sr_ses *ses, uint64_t block, uint32_t n, uint64_t episode);
 int sr_block_append(sr_ses *ses, uint64_t block, uint32_t n_cols, uint64_t bytes,
                     const void *const *src, uint64_t episode);
 
-/* One run of rows of a column, as the writer describes a trajectory. */
-typedef struct {
-    uint64_t block;
-    uint32_t col, start, count;
-    int32_t stride;
-} sr_run;
 /* Build a trajectory record from n_cols columns; column c has runs
  * [first_run[c], first_run[c + 1]) and flags (SR_COL_SQUEEZED or 0). Counts each distinct block
  * once more; the record itself is held in the ledger. Caller holds references to all blocks. */
@@ -394,11 +388,10 @@ int sr_peek_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint3
                    uint64_t *bytes);
 int sr_peek_copy(const sr_store *st, const sr_sampled *item, uint32_t c, char *dst,
                  uint64_t bytes);
-/* Where sr_peek_copy gives SR_ELSEWHERE: as sr_item_run and sr_rows_find. If sr_block_rows_ref
+/* Where sr_peek_copy gives SR_ELSEWHERE: as sr_item_run; see sr_peek_rows. If sr_block_rows_ref
  * gives the same afterwards, what was copied in between is what was there. */
 int sr_peek_run(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t number,
                 sr_run *out);
-int sr_peek_rows(const sr_store *st, uint64_t block, uint64_t rows, uint32_t col, sr_rows_at *out);
 
 /* ---------------------------------------------------------------- check */
 
