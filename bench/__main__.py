@@ -12,6 +12,7 @@ from bench import (
     batch_insert,
     borrow,
     bridge,
+    compression,
     copy_vs_zero_copy,
     crash_safety,
     import_time,
@@ -51,6 +52,7 @@ QUESTIONS: dict[str, Question] = {
         crash_safety,
         import_time,
         bridge,
+        compression,
     )
 }
 

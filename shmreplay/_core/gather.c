@@ -225,6 +225,7 @@ static char *gather_seg(const sr_store *st, sr_traj *t, const sr_seg *seg, char 
     return to;
 }
 
+/* A segment that was not copied: its rows lie apart, or it is another one than was expected. */
 static int why_not(const sr_store *st, sr_traj *t, const sr_seg *seg) {
     const sr_block *b = sr_segment_block(st, t, seg);
     return b != NULL && sr_lies_apart(b) ? SR_ELSEWHERE : SR_INVALID;

@@ -120,13 +120,18 @@ uint32_t sr_block_columns(const sr_store *st, uint64_t block) {
 
 /* The rows of a block whose rows lie apart, as long as they are raw: for its writer, who alone
  * changes that. NULL: they are not, or the block is damaged. */
-static char *raw_rows(const sr_store *st, const sr_block *b, uint32_t col, uint32_t row,
-                      uint32_t count, uint64_t *row_bytes) {
+static __attribute__((noinline)) char *raw_rows(const sr_store *st, const sr_block *b,
+                                                uint32_t col, uint32_t row, uint32_t count,
+                                                uint64_t *row_bytes) {
     uint64_t rows = atomic_load_explicit(&b->rows, memory_order_relaxed);
-    if (SR_REF_KIND(rows) != SR_KIND_BLOCK || !sr_block_sound(st, SR_REF_OFF(rows))) return NULL;
+    if (!sr_lies_apart(b) || col >= b->n_cols || SR_REF_KIND(rows) != SR_KIND_BLOCK ||
+        !sr_block_sound(st, SR_REF_OFF(rows))) {
+        return NULL;
+    }
     const sr_block *raw = sr_ptr(st, SR_REF_OFF(rows));
     if (raw->rows_cap != b->rows_cap) return NULL;
-    return sr_block_rows(raw, col, row, count, row_bytes);
+    char *at = sr_block_rows(raw, col, row, count, row_bytes);
+    return at != NULL && *row_bytes == sr_block_cols((sr_block *)b)[col].row_bytes ? at : NULL;
 }
 
 void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row, uint32_t count,
@@ -136,9 +141,7 @@ void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t r
     if (row >= b->rows_cap || count > b->rows_cap - row) return NULL;
     uint64_t found;
     void *cell = sr_block_rows(b, col, row, count, &found);
-    if (SR_UNLIKELY(cell == NULL) && sr_lies_apart(b)) {
-        cell = raw_rows(st, b, col, row, count, &found);
-    }
+    if (SR_UNLIKELY(cell == NULL)) cell = raw_rows(st, b, col, row, count, &found);
     return cell != NULL && found == row_bytes ? cell : NULL;
 }
 
@@ -204,10 +207,7 @@ int sr_block_append(sr_ses *ses, uint64_t block, uint32_t n_cols, uint64_t bytes
     if (SR_UNLIKELY(sum != bytes)) return SR_CORRUPT; /* what the caller has may be shorter */
     for (uint32_t c = 0; c < n_cols; c++) {
         char *to = sr_block_rows(b, c, row, 1, &row_bytes);
-        if (SR_UNLIKELY(to == NULL) && sr_lies_apart(b)) {
-            to = raw_rows(ses->st, b, c, row, 1, &row_bytes);
-            if (to != NULL && row_bytes != cols[c].row_bytes) to = NULL;
-        }
+        if (SR_UNLIKELY(to == NULL)) to = raw_rows(ses->st, b, c, row, 1, &row_bytes);
         if (SR_UNLIKELY(to == NULL)) return SR_CORRUPT;
         sr_copy(to, src[c], row_bytes);
     }
