@@ -89,9 +89,7 @@ typedef struct {
     _Atomic uint64_t packed_serial; /* the last that was given to packed rows */
     char _pad2[SR_LINE - 32];
     _Atomic uint64_t next_block; /* blocks made so far */
-    /* Who writes a checkpoint (hold.h): its participant + 1, 0: nobody. It is asked to give up. */
-    _Atomic uint32_t hold, hold_unwanted;
-    _Atomic uint32_t checkpointer; /* schema + 1: where checkpoints of this store go; 0: nowhere */
+    _Atomic uint32_t hold, hold_unwanted, checkpointer; /* see hold.h; schema + 1, 0: none */
     char _pad3[SR_LINE - 20];
 } sr_header;
 _Static_assert(sizeof(sr_header) <= SR_PAGE, "the header is the first page");
@@ -315,9 +313,7 @@ typedef struct {
     uint64_t touch_next;
     uint64_t slots_off, slots_max, slots_committed; /* max in slots, committed in bytes */
     uint64_t slots_used; /* slots below this have been used at least once */
-    /* While a checkpoint is written (hold.h): of slots below hold_slots, items with insertion
-     * numbers below hold_seq leave their references behind. */
-    uint64_t hold_seq, hold_slots;
+    uint64_t hold_seq, hold_slots; /* while a checkpoint is written: see hold.h */
     uint32_t free_head;  /* freed slots, linked through row_start */
     uint32_t table, number; /* which stripe of which table */
     uint32_t sampler, remover; /* index into index[]; the same where one serves both */

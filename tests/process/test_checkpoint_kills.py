@@ -1,0 +1,58 @@
+"""Whoever writes a checkpoint is killed at its system calls: the one before is whole each time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import shmreplay as reverb
+from shmreplay.checkpointers import DefaultCheckpointer
+from tests.conftest import PROCESS_DEADLINE, ROOT
+
+# Every so-manieth stop; 1 takes all of them.
+STEP = int(os.environ.get("CHECKPOINT_KILL_STEP", "5"))
+
+
+def test_killed_at_its_system_calls(
+    make_server: Callable[..., reverb.Server], tmp_path: Path
+) -> None:
+    def tables() -> list[reverb.Table]:
+        limiter = reverb.rate_limiters.MinSize(1)
+        return [
+            reverb.Table("t", reverb.selectors.Uniform(), reverb.selectors.Fifo(), 50, limiter),
+            reverb.Table("h", reverb.selectors.MaxHeap(), reverb.selectors.Fifo(), 50, limiter),
+        ]
+
+    server = make_server(tables(), checkpointer=DefaultCheckpointer(tmp_path))
+    with server.localhost_client() as client:
+        for name in ("t", "h"):
+            client.insert_batch(name, {"x": np.arange(30)})
+        client.checkpoint()
+        for name in ("t", "h"):
+            client.insert_batch(name, {"x": np.arange(30, 70)})
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.process.checkpoint_killer"]
+        + [server.address, str(tmp_path), str(STEP), "1"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=5 * PROCESS_DEADLINE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 50
+    server.check()
+    last = Path(server.checkpoint().path)
+    assert os.listdir(tmp_path) == [last.name]
+    assert server.stats()["arena_allocations"] < 20
+    server.stop()
+    server = make_server(tables(), checkpointer=DefaultCheckpointer(tmp_path))
+    with server.localhost_client() as client:
+        sizes = {name: info.current_size for name, info in client.server_info().items()}
+        assert sizes == {"t": 50, "h": 50}
+        assert set(client.sample_batch("t", 100).data["x"]) <= set(range(20, 70))
