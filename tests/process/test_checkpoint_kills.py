@@ -15,7 +15,7 @@ from shmreplay.checkpointers import DefaultCheckpointer
 from tests.conftest import PROCESS_DEADLINE, ROOT
 
 # Every so-manieth stop; 1 takes all of them.
-STEP = int(os.environ.get("CHECKPOINT_KILL_STEP", "5"))
+STEP = int(os.environ.get("CHECKPOINT_KILL_STEP", "9"))
 
 
 def test_killed_at_its_system_calls(
