@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -53,7 +53,7 @@ _ROOM_SLOTS: Final = 4096
 _LIVELY: Final = 0.5
 """Share of a data file that must still be in use for it to be kept; else what is in use of it is
 written anew, so that what is not does not stay on disk for ever."""
-_NICE: Final = 10
+_NICE: Final = 19
 
 _log = logging.getLogger(__name__)
 
@@ -274,9 +274,12 @@ def _create(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-def _claim(native: _native.Store) -> None:
+def _claim(native: _native.Store, reclaim: Callable[[], int]) -> None:
     end = time.monotonic() + CHECKPOINT_WAIT_S
     while not _native.hold_claim(native):
+        reclaim()  # whoever has it may have died
+        if _native.hold_claim(native):
+            return
         if time.monotonic() >= end:
             raise CheckpointError(
                 f"Got no turn within {CHECKPOINT_WAIT_S} s: another process writes a checkpoint of"
@@ -314,6 +317,7 @@ def save(
     native: _native.Store,
     configs: Sequence[TableConfig],
     settings: CheckpointSettings,
+    reclaim: Callable[[], int],
 ) -> Saved:
     """Writes a checkpoint of all tables, as of one instant.
 
@@ -321,6 +325,7 @@ def save(
         native: The store.
         configs: Its tables, as they were declared.
         settings: Where to, and how many to keep.
+        reclaim: Gives back what dead processes held.
 
     Raises:
         CheckpointError: It could not be written; the last one stays as it was.
@@ -336,7 +341,7 @@ def save(
     try:
         with checkpoint_files.locked(root) as root_fd:
             directory = checkpoint_files.new_directory(root)
-            saved = _save(native, configs, directory, _last(root))
+            saved = _save(native, configs, directory, _last(root), reclaim)
             path = checkpoint_files.publish(root, root_fd, directory)
             checkpoint_files.clear_away(root, settings.keep)
     except OSError as error:
@@ -354,10 +359,14 @@ def save(
 
 
 def _save(
-    native: _native.Store, configs: Sequence[TableConfig], directory: str, last: _Last | None
+    native: _native.Store,
+    configs: Sequence[TableConfig],
+    directory: str,
+    last: _Last | None,
+    reclaim: Callable[[], int],
 ) -> Saved:
     settings = [_settings_now(native, i, config) for i, config in enumerate(configs)]
-    _claim(native)
+    _claim(native, reclaim)
     try:
         image = _Image(native, configs)
         copier = _Copier(image, directory, last)

@@ -89,6 +89,10 @@ def main(address: str, root: str, step: str, first: str) -> None:
     while True:
         ended, stops = run(address, kill_at)
         check(root)
+        # Else those who die before they remove old ones would leave ever more of them, and the
+        # system calls of the next would grow as fast as the number of the one to kill at.
+        with checkpoint_files.locked(root):
+            checkpoint_files.clear_away(root, 1)
         if ended:
             break
         kill_at += int(step)
