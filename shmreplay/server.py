@@ -65,6 +65,36 @@ class Server:
     Use it as a context manager or call `stop()`: that removes the store from /dev/shm. A server
     that is killed leaves its store, in which attached clients go on. The next server of the same
     name takes it over with `recover=True`; without, it replaces it once no process uses it.
+
+    Args:
+        tables: Its tables; names must differ.
+        port: Of the bridge, by which clients on other hosts reach the tables; clients on this
+            machine find the store itself by it: `'localhost:PORT'`. None: no bridge, and a
+            free number is picked for clients on this machine.
+        checkpointer: One of `checkpointers`: the newest checkpoint there is loaded. None: none
+            is, and `Client.checkpoint` writes where the system keeps temporary files.
+        name: Name of the store: `'shm://NAME'`. None: one is made up.
+        capacity: Bytes that the store may use. None: half of what /dev/shm has free.
+        recover: Take the store of this name over if there is one whose server died: with all
+            its items, keys, priorities and counters, its capacity and, if `port` is None, its
+            port. `tables` must then be the same, or None for those that there are. Where there
+            is none it is made.
+        bind: Address that the bridge listens on; `'0.0.0.0'` for all of this machine's.
+        auth: `bridge.auth.ServerKeys`: encrypt, and let only clients with known keys in. Needed
+            where other hosts reach `bind`.
+        insecure: Let other hosts in without keys, on a network that is trusted.
+        compress: Compress what is sent to clients that ask for it, where that makes it smaller.
+
+    Raises:
+        InvalidArgumentError: No tables, equal names, a port or capacity out of range; tables
+            that differ from those of the store to recover; `bind` cannot be used, or not
+            without keys.
+        ArgumentTypeError: The checkpointer is none.
+        CheckpointError: The checkpoint to load is damaged; says where.
+        AuthenticationError: The keys cannot be used.
+        StoreExistsError: A store of this name is in use.
+        StoreNotFoundError: There is nothing to recover, and no tables were given.
+        ArenaFullError: /dev/shm has no room.
     """
 
     def __init__(
@@ -81,38 +111,7 @@ class Server:
         insecure: bool = False,
         compress: bool = True,
     ) -> None:
-        """Makes the store, or takes it over.
-
-        Args:
-            tables: Its tables; names must differ.
-            port: Of the bridge, by which clients on other hosts reach the tables; clients on this
-                machine find the store itself by it: `'localhost:PORT'`. None: no bridge, and a
-                free number is picked for clients on this machine.
-            checkpointer: One of `checkpointers`: the newest checkpoint there is loaded. None: none
-                is, and `Client.checkpoint` writes where the system keeps temporary files.
-            name: Name of the store: `'shm://NAME'`. None: one is made up.
-            capacity: Bytes that the store may use. None: half of what /dev/shm has free.
-            recover: Take the store of this name over if there is one whose server died: with all
-                its items, keys, priorities and counters, its capacity and, if `port` is None, its
-                port. `tables` must then be the same, or None for those that there are. Where there
-                is none it is made.
-            bind: Address that the bridge listens on; `'0.0.0.0'` for all of this machine's.
-            auth: `bridge.auth.ServerKeys`: encrypt, and let only clients with known keys in. Needed
-                where other hosts reach `bind`.
-            insecure: Let other hosts in without keys, on a network that is trusted.
-            compress: Compress what is sent to clients that ask for it, where that makes it smaller.
-
-        Raises:
-            InvalidArgumentError: No tables, equal names, a port or capacity out of range; tables
-                that differ from those of the store to recover; `bind` cannot be used, or not
-                without keys.
-            ArgumentTypeError: The checkpointer is none.
-            CheckpointError: The checkpoint to load is damaged; says where.
-            AuthenticationError: The keys cannot be used.
-            StoreExistsError: A store of this name is in use.
-            StoreNotFoundError: There is nothing to recover, and no tables were given.
-            ArenaFullError: /dev/shm has no room.
-        """
+        """Makes the store, or takes it over."""
         if recover and name is None:
             raise errors.InvalidArgumentError(
                 "Got recover=True without a name; expected name=: give that of a store that there "

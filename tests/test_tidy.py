@@ -81,7 +81,7 @@ CORE_LAYERS = [
     {"handles.h"},
     {"rows_apart.h"},
     {"shmreplay.h"},
-    {"checkpoint.h", "guard.h"},
+    {"checkpoint.h", "guard.h", "peek.h"},
     {"internal.h"},
     {"fault.h"},
     {"lock", "guard.c"},

@@ -220,6 +220,10 @@ cdef extern from "_core/shmreplay.h" nogil:
                   char **dst, const uint64_t *bytes, uint32_t *bad)
     int sr_item_run(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t number,
                     sr_run *out)
+
+    int sr_check(sr_store *st, uint32_t table, char *why, uint64_t why_bytes)
+
+cdef extern from "_core/peek.h" nogil:
     void sr_peek_store(const sr_store *st, sr_store_stats *out)
     int sr_peek_table(const sr_store *st, uint32_t table, sr_table_info *out)
     uint32_t sr_peek_stripes(const sr_store *st, uint32_t table)
@@ -237,7 +241,6 @@ cdef extern from "_core/shmreplay.h" nogil:
                     sr_run *out)
     int sr_peek_rows(const sr_store *st, uint64_t block, uint64_t rows, uint32_t col,
                      sr_rows_at *out)
-    int sr_check(sr_store *st, uint32_t table, char *why, uint64_t why_bytes)
 
 cdef extern from "Python.h":
     ctypedef struct PyThread_type_lock_s:

@@ -3,6 +3,7 @@
  * Nothing that is read here is believed: every offset and length is checked against committed
  * memory before it is used, as the store may be damaged, or change while it is looked at. */
 #include "packed.h"
+#include "peek.h"
 #include "shape.h"
 #include "steps.h"
 #include "stripe.h"

@@ -4,6 +4,7 @@
 #define SR_FLIP_OPERATIONS_H
 
 #include "packed_fixture.h"
+#include "peek.h"
 #include "step_world.h"
 
 #define FLIP_TABLES 7u
