@@ -199,6 +199,9 @@ BRIDGE_STRANGERS: Final = 1024
 BRIDGE_REQUESTS: Final = 1024
 """Requests of one remote client that are not answered or whose answers are not confirmed."""
 
+BRIDGE_RECEIPTS: Final = 256
+"""Inserts of batches and resets among them: each takes one of the store's 65,536 receipts."""
+
 BRIDGE_SESSION_BYTES: Final = 2 * BRIDGE_MESSAGE_BYTES
 """Bytes of such requests and answers of one remote client: one large message each way."""
 
@@ -213,6 +216,9 @@ BRIDGE_WRITERS: Final = 256
 
 BRIDGE_KEEP_ALIVE: Final = 2**20
 """Steps within reach, over all columns of a remote writer: the server keeps 40 bytes for each."""
+
+BRIDGE_VALUES: Final = 2**62
+"""Values of one column of a writer: their numbers must fit 64 bits with a sign."""
 
 BRIDGE_RUN_STEPS: Final = 64
 """Steps of a remote writer that may wait to be sent together."""

@@ -76,11 +76,12 @@ LATE = {("client", "bridge")}
 # The same for the core, where a name without a suffix stands for header and source: a header knows
 # only those above, a source file also those of its own line.
 CORE_LAYERS = [
-    {"layout_events.h", "layout_blocks.h"},
+    {"layout_events.h", "layout_blocks.h", "layout_participant.h", "layout_receipts.h"},
     {"layout.h"},
     {"handles.h"},
     {"rows_apart.h"},
     {"shmreplay.h"},
+    {"remote.h"},
     {"checkpoint.h", "guard.h", "peek.h"},
     {"internal.h"},
     {"fault.h"},
@@ -94,6 +95,7 @@ CORE_LAYERS = [
     {"events", "stripe.h", "limiter", "reach"},
     {"hold", "stripe.c", "stripe_rebuild.c"},
     {"evict", "lock_all", "shape.c"},
+    {"receipt"},
     {"repair.c"},
     {"configure.c", "insert.c", "list.c", "sample.c", "keys.c"},
     {"session.c", "store.c", "check.c", "inspect.c", "restore.c", "snapshot.c"},

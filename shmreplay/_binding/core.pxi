@@ -45,6 +45,7 @@ cdef extern from "_core/shmreplay.h" nogil:
         sr_session *shared
         uint32_t number, room_seq
         int behind
+        uint64_t receipt_next
     ctypedef struct sr_table_config:
         char name[64]
         uint32_t sampler_kind, remover_kind
@@ -241,6 +242,20 @@ cdef extern from "_core/peek.h" nogil:
                     sr_run *out)
     int sr_peek_rows(const sr_store *st, uint64_t block, uint64_t rows, uint32_t col,
                      sr_rows_at *out)
+
+cdef extern from "_core/remote.h" nogil:
+    ctypedef struct sr_receipt_info:
+        uint64_t name[2]
+        uint64_t lane, done, key
+        uint32_t owner
+    int sr_receipt_open(sr_store *st, const uint64_t *name, uint64_t lane, uint32_t owner,
+                        uint32_t *number)
+    void sr_receipt_close(sr_store *st, uint32_t number)
+    void sr_receipt_note(sr_store *st, uint32_t number, uint64_t done, uint64_t key)
+    int sr_receipt_get(sr_store *st, uint32_t number, sr_receipt_info *out)
+    int sr_receipts(sr_store *st, uint32_t *n)
+    void sr_session_receipt(sr_ses *ses, uint32_t number, uint64_t next)
+    uint64_t sr_table_epoch(const sr_store *st, uint32_t table)
 
 cdef extern from "Python.h":
     ctypedef struct PyThread_type_lock_s:

@@ -100,6 +100,14 @@ cdef class Session:
         if rc != SR_OK:
             raise_status(rc, "closing a session")
 
+    def use_receipt(self, number, uint64_t next):
+        """Items that are inserted from now on are numbers next, next + 1, ... of this receipt.
+
+        None: of none.
+        """
+        self.usable()
+        sr_session_receipt(&self.ses, SR_NONE if number is None else number, next)
+
     # -------------------------------------------------------------- by key
 
     cpdef uint32_t keys_at_once(self, uint32_t table, uint32_t n) noexcept:

@@ -324,6 +324,53 @@ cdef class Store:
             raise_status(rc, "committing memory ahead")
         return max(rc, 0)
 
+    def receipt_open(self, bytes name, uint64_t lane, uint32_t owner):
+        """A receipt for items that the one of this name (16 bytes) numbers; gives its number."""
+        self.usable()
+        cdef uint64_t words[2]
+        cdef uint32_t number = 0
+        if len(name) != sizeof(words):
+            raise errors.InvalidArgumentError(f"a name of {len(name)} bytes")
+        memcpy(words, <const char *>name, sizeof(words))
+        cdef int rc = sr_receipt_open(&self.st, words, lane, owner, &number)
+        if rc != SR_OK:
+            raise_status(rc, "opening a receipt", self)
+        return number
+
+    def receipt_close(self, uint32_t number):
+        """The receipt is needed no more."""
+        self.usable()
+        sr_receipt_close(&self.st, number)
+
+    def receipt_note(self, uint32_t number, uint64_t done, uint64_t key):
+        """Write into a receipt what is no insert."""
+        self.usable()
+        sr_receipt_note(&self.st, number, done, key)
+
+    def receipt(self, uint32_t number):
+        """(name, lane, number of the last item that is in its table, its key, owner), or None."""
+        self.usable()
+        cdef sr_receipt_info i
+        if not sr_receipt_get(&self.st, number, &i):
+            return None
+        return (<char *>i.name)[:sizeof(i.name)], i.lane, i.done, i.key, i.owner
+
+    def receipts(self):
+        """So many receipts there are at most. After a death they are true from here on."""
+        self.usable()
+        cdef uint32_t n = 0
+        cdef int rc
+        with nogil:
+            rc = sr_receipts(&self.st, &n)
+        if rc != SR_OK:
+            raise_status(rc, "reading receipts", self)
+        return n
+
+    def epoch(self, uint32_t table):
+        """How often the table was reset."""
+        self.usable()
+        return sr_table_epoch(&self.st, table)
+
     def table_info(self, uint32_t table):
         """Counters and settings of one table at this moment, as a dict."""
         self.usable()

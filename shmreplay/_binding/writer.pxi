@@ -623,6 +623,8 @@ cdef class Pending:
     cdef uint32_t table
     cdef sr_item item
     cdef uint32_t position
+    # Of the item, where there is a receipt.
+    cdef uint64_t number
 
 
 @cython.no_gc_clear  # __dealloc__ needs `histories`
@@ -1600,6 +1602,7 @@ cdef class WriterCore:
         w.table = table
         w.item = item[0]
         w.position = position
+        w.number = self.session.ses.receipt_next
         self.pending.append(w)
         return 0
 
@@ -1616,6 +1619,7 @@ cdef class WriterCore:
         try:
             while self.pending:
                 w = self.pending[0]
+                self.session.ses.receipt_next = w.number
                 with nogil:
                     rc = sr_insert(&self.session.ses, w.table, 1, &w.item, &key, &done, &seq)
                 if rc == SR_WOULD_BLOCK:
@@ -1635,6 +1639,13 @@ cdef class WriterCore:
         try:
             return (<Pending>self.pending[0]).table
         except IndexError:  # the thread was faster
+            return None
+
+    def pending_number(self):
+        """Number of the first held-back item, as its receipt has it, or None."""
+        try:
+            return (<Pending>self.pending[0]).number
+        except IndexError:
             return None
 
     cdef ItemPlan match_plan(self, object trajectory, list leaves):

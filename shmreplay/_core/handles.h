@@ -46,6 +46,8 @@ typedef struct {
     uint32_t *free_stack; /* [ledger_cap] */
     uint64_t ledger_off;  /* as in the session, where only its owner changes them */
     uint32_t ledger_cap;
+    sr_receipt *receipt;  /* where inserts are written down; NULL: nowhere */
+    uint64_t receipt_next; /* number of the next item */
 } sr_ses;
 
 #endif

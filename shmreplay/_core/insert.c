@@ -4,6 +4,7 @@
 #include "index.h"
 #include "limiter.h"
 #include "lock.h"
+#include "receipt.h"
 #include "shape.h"
 #include "stripe.h"
 #include "table.h"
@@ -50,6 +51,7 @@ static uint64_t monotonic_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
  * rest may go in after a repair. */
 static int place(sr_ses *ses, sr_table *t, sr_stripe *s, uint64_t n, const sr_item *items,
                  uint64_t *keys, uint64_t *placed, uint64_t *epoch) {
+    sr_receipt *receipt = ses->receipt;
     sr_store *st = ses->st;
     *placed = 0;
     sr_stripe_touch(st, s);
@@ -62,7 +64,13 @@ static int place(sr_ses *ses, sr_table *t, sr_stripe *s, uint64_t n, const sr_it
         rc = sr_stripe_take_slot(st, s, &slot);
         if (rc != SR_OK) break;
         sr_events_spend(ses, t, 1);
-        sr_stripe_publish(st, t, s, slot, &items[i], now, &keys[i]);
+        uint64_t *key = receipt == NULL ? &keys[i] : sr_receipt_announce(ses, s->table);
+        sr_stripe_publish(st, t, s, slot, &items[i], now, key);
+        if (SR_UNLIKELY(receipt != NULL)) {
+            keys[i] = *key;
+            sr_receipt_confirm(receipt);
+            ses->receipt_next++;
+        }
         (*placed)++;
     }
     sr_stripe_hints(st, s);

@@ -3,6 +3,7 @@
 #include "index.h"
 #include "limiter.h"
 #include "lock.h"
+#include "remote.h"
 #include "shape.h"
 #include "stripe.h"
 #include "table.h"
@@ -251,6 +252,11 @@ int sr_reset(sr_ses *ses, uint32_t table) {
 
 const char *sr_table_name(const sr_store *st, uint32_t table) {
     return table < st->shape.n_tables ? st->tables[table].name : NULL;
+}
+
+uint64_t sr_table_epoch(const sr_store *st, uint32_t table) {
+    const sr_table *t = sr_table_at(st, table);
+    return t == NULL ? 0 : atomic_load_explicit(&t->epoch, memory_order_acquire);
 }
 
 int sr_table_consumes(const sr_store *st, uint32_t table) {

@@ -17,6 +17,8 @@
 
 #include "layout_events.h"
 #include "layout_blocks.h"
+#include "layout_participant.h"
+#include "layout_receipts.h"
 
 #define SR_MAGIC 0x3159414c50455253ULL /* "SREPLAY1" */
 #define SR_LAYOUT_VERSION 3u
@@ -62,6 +64,7 @@ typedef struct {
     uint32_t n_sessions;
     uint64_t participants_off, sessions_off, tables_off, stripes_off, arenas_off, schemas_off;
     uint64_t session_locks_off; /* sr_mutex[SR_SESSION_LOCKS] */
+    uint64_t receipts_off;      /* sr_receipt[SR_RECEIPTS_MAX] */
     uint64_t config_off, config_bytes; /* JSON: the tables as the user declared them */
     uint64_t seal; /* hash of all that never changes, of tables and stripes too (shape.h) */
     uint64_t creator_pid;
@@ -83,11 +86,13 @@ typedef struct {
     sr_mutex schema_lock; /* appending to the schema array */
     sr_mutex repair_lock; /* one repairer at a time; taken before all others */
     _Atomic uint32_t event_seq, event_waiters; /* futex: a table has events for its extensions */
+    uint32_t receipts_committed;  /* of them so many have memory; under the schema lock */
+    _Atomic uint32_t receipts_used; /* and so many were used at least once */
     /* Of all packed rows: bytes uncompressed, and as they are stored. Changed under a session's or
      * a stripe's lock, and counted again by a repair. */
     _Atomic uint64_t packed_raw_bytes, packed_stored_bytes;
     _Atomic uint64_t packed_serial; /* the last that was given to packed rows */
-    char _pad2[SR_LINE - 32];
+    char _pad2[SR_LINE - 40];
     _Atomic uint64_t next_block; /* blocks made so far */
     _Atomic uint32_t hold, hold_unwanted, checkpointer; /* see hold.h; schema + 1, 0: none */
     char _pad3[SR_LINE - 20];
@@ -97,19 +102,6 @@ _Static_assert(sizeof(sr_header) <= SR_PAGE, "the header is the first page");
 enum sr_state { SR_STATE_OPEN = 1, SR_STATE_CLOSED = 2 };
 
 /* ------------------------------------------------------------------ who is there */
-
-/* Written by the process that holds the record lock on this participant's byte of the lease
- * file. */
-typedef struct {
-    _Atomic uint32_t state; /* 0 free, 1 in use */
-    uint32_t pid;           /* for people; life is decided by the record lock */
-    uint64_t start_ticks;   /* field 22 of /proc/PID/stat */
-    uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
-    uint64_t attached_ns;
-    char role[32];
-    char _pad[64];
-} sr_participant;
-_Static_assert(sizeof(sr_participant) == 128, "participant");
 
 /* What a critical section of a limiter found: whoever dies inside it has done nothing. Written by
  * the session's owner under that limiter's lock. */

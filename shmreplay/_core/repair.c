@@ -12,6 +12,7 @@
 #include "lock.h"
 #include "lock_all.h"
 #include "reach.h"
+#include "receipt.h"
 #include "shape.h"
 #include "steps.h"
 #include "stripe.h"
@@ -235,6 +236,7 @@ static int rebuild_table(sr_store *st, uint32_t table) {
 static int repair_locked(sr_store *st) {
     sr_shape_restore(st);
     sr_limiter_undo(st);
+    sr_receipts_repair(st);
     for (uint32_t i = 0; i < st->shape.n_tables; i++) finish_reset(st, sr_table_at(st, i), i);
     sr_reach r;
     int rc = sr_reach_begin(st, &r);

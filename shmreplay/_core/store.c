@@ -33,6 +33,7 @@ uint64_t sr_layout_signature(void) {
         sizeof(sr_traj),
         sizeof(sr_packed) + sizeof(sr_packed_col),
         sizeof(sr_slot),
+        sizeof(sr_receipt),
         sizeof(sr_stripe),
         sizeof(sr_table),
         sizeof(sr_ring) + sizeof(sr_event),
@@ -54,7 +55,7 @@ uint64_t sr_layout_signature(void) {
 
 typedef struct {
     uint64_t participants, sessions, tables, stripes, arenas, schemas, session_locks, config,
-        fixed_end, index_start, arena_start, arena_span, end;
+        fixed_end, receipts, index_start, arena_start, arena_span, end;
     uint32_t n_stripes;
 } plan;
 
@@ -78,7 +79,8 @@ static void make_plan(const sr_store_config *cfg, const sr_table_config *tables,
     at += SR_SESSION_LOCKS * sizeof(sr_mutex);
     p->config = at;
     p->fixed_end = sr_align(at + cfg->config_bytes, SR_PAGE);
-    p->index_start = p->fixed_end;
+    p->receipts = p->fixed_end;
+    p->index_start = sr_align(p->receipts + SR_RECEIPTS_MAX * sizeof(sr_receipt), SR_PAGE);
     at = p->index_start;
     for (uint32_t i = 0; i < cfg->n_tables; i++) {
         uint64_t slots = sr_stripe_slots_max(&tables[i], cfg->capacity_bytes);
@@ -249,6 +251,7 @@ int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_con
     h->arenas_off = p.arenas;
     h->schemas_off = p.schemas;
     h->session_locks_off = p.session_locks;
+    h->receipts_off = p.receipts;
     h->config_off = p.config;
     h->config_bytes = cfg->config_bytes;
     struct timespec ts;
@@ -291,6 +294,7 @@ int sr_store_attach(sr_store *st) {
         !region_ok(st, h->arenas_off, h->n_arenas, sizeof(sr_arena)) ||
         !region_ok(st, h->schemas_off, SR_SCHEMAS_MAX, sizeof(sr_schema)) ||
         !region_ok(st, h->session_locks_off, SR_SESSION_LOCKS, sizeof(sr_mutex)) ||
+        !region_ok(st, h->receipts_off, SR_RECEIPTS_MAX, sizeof(sr_receipt)) ||
         sr_at(st, h->config_off, h->config_bytes) == NULL) {
         return SR_CORRUPT;
     }

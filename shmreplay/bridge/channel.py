@@ -28,6 +28,7 @@ from shmreplay.bridge.protocol import (
     Op,
     encode_error,
 )
+from shmreplay.bridge.receipts import Receipt
 from shmreplay.bridge.scheduler import Task, Work
 from shmreplay.bridge.wire import Reader, Writer, steps_of_a_run
 from shmreplay.connection import Connection
@@ -53,6 +54,8 @@ class _BridgeWriter(TrajectoryWriter):
 class _Item:
     """An item as it came."""
 
+    number: int
+    """Among the writer's items, from 1."""
     table: int
     schema: int
     priority: float
@@ -73,6 +76,7 @@ class Channel:
         keep: int,
         validate: bool,
         channels: Any,
+        receipt: Receipt,
         compress: str | None = None,
     ) -> None:
         """Opens its place in the store.
@@ -83,6 +87,7 @@ class Channel:
             keep: Steps within reach.
             validate: Whether items are checked against their table's signature.
             channels: All channels of the client by number, for references between writers.
+            receipt: Where its items are written down.
             compress: As for `Client.trajectory_writer`.
         """
         if not 1 <= keep <= limits.BRIDGE_KEEP_ALIVE:
@@ -97,6 +102,12 @@ class Channel:
         self.draining = False
         """Whether a task inserts what was held back."""
         self.drain_task: Task | None = None
+        self.receipt = receipt
+        self._last = 0
+        """Number of the last item that was dealt with, or is held back."""
+        # Column -> number of its next value, and by how much numbers are ahead of the writer's own.
+        self._next: list[int] = []
+        self._ahead: list[int] = []
         self._connection = connection
         self._number = number
         self._keep = keep
@@ -114,20 +125,43 @@ class Channel:
         if self.error is not None:
             raise self.error
         states = Writer()
-        n = 0
+        first, settled = reader.u64(), reader.u64()
+        refused = {
+            reader.u64() for _ in range(reader.count(limits.BRIDGE_META_BYTES // 8, "items"))
+        }
+        if first > limits.BRIDGE_VALUES:
+            raise ProtocolError(f"an item of number {first}")
+        number = first
         while not reader.at_end:
             op = reader.u8()
             if op == Op.ITEM or op == Op.REPLACE:
-                n += 1
-                item = _read_item(reader) if op == Op.ITEM else _read_replacement(reader)
-                yield from self._item(item, op == Op.REPLACE, states)
+                read = _read_item if op == Op.ITEM else _read_replacement
+                item = read(reader, number)
+                if number <= max(settled, self.receipt.done) or number in refused:
+                    self._dealt_with(item, states)
+                else:
+                    yield from self._item(item, op == Op.REPLACE, states)
+                self._last = number
+                number += 1
             else:
                 self._other(op, reader)
         reader.finish()
         body = Writer()
-        body.u32(n)
+        body.u64(self.settled)
+        body.u32(number - first)
         body.meta += states.meta
         return body
+
+    @property
+    def settled(self) -> int:
+        """Items up to this one are in their tables, or were refused."""
+        held_back = self.writer.pending_number()
+        return self._last if held_back is None else held_back - 1
+
+    def _dealt_with(self, item: _Item, states: Writer) -> None:
+        """The process before this one inserted it, or refused it and said so."""
+        key = self.receipt.key if item.number == self.receipt.done else 0
+        states.meta += STATE.pack(INSERTED, key)
 
     def _other(self, op: int, reader: Reader) -> None:
         """Whatever fails here leaves the writer without what its client believes it has."""
@@ -152,7 +186,8 @@ class Channel:
             raise
 
     def _column(self, reader: Reader) -> None:
-        path, code, ndim = _path(reader.text()), reader.u8(), reader.u8()
+        number, path = reader.u16(), _path(reader.text())
+        code, ndim = reader.u8(), reader.u8()
         if code not in DTYPE_OF_CODE or ndim > limits.MAX_DIMS:
             raise ProtocolError(f"a column of dtype {code} and {ndim} dimensions")
         shape = tuple(reader.u64() for _ in range(ndim))
@@ -161,14 +196,21 @@ class Channel:
                 f"column {path}: a value of shape {list(shape)} does not fit a message of at most"
                 f" {limits.BRIDGE_MESSAGE_BYTES} bytes"
             )
+        expected = len(self.writer.columns)
+        if number < expected:  # said again
+            known = self.writer.columns[number]
+            if (known.path, known.code, known.shape) != (path, code, shape):
+                raise ProtocolError(f"column {number} is {path} now and was {known.path}")
+            return
         keep, rows = self._keeps.get(path, (self._keep, None))
         if path not in self._keeps:
             self._reserve(path, keep, rows)
-        expected = len(self.writer.columns)
         nbytes = math.prod(shape) * DTYPE_OF_CODE[code].itemsize
         self.writer.configure_column(path, keep + steps_of_a_run(nbytes), rows)
-        if self.writer.declare_column(path, code, shape) != expected:
+        if number != expected or self.writer.declare_column(path, code, shape) != expected:
             raise ProtocolError(f"column {path} was declared twice")
+        self._next.append(0)
+        self._ahead.append(0)
 
     def _reserve(self, path: tuple[Any, ...], keep: int, rows: int | None) -> None:
         """Bounds the history, of which every step takes memory whether it is used or not."""
@@ -197,7 +239,8 @@ class Channel:
         n_columns = reader.u16()
         if n_columns > limits.MAX_COLUMNS:
             raise ProtocolError(f"a step of {n_columns} columns")
-        numbers = tuple(reader.u16() for _ in range(n_columns))
+        named = [(reader.u16(), reader.u64()) for _ in range(n_columns)]
+        numbers = tuple(number for number, _ in named)
         rows, close = reader.count(limits.BRIDGE_RUN_STEPS, "steps"), reader.u8()
         columns = self.writer.columns
         if any(number >= len(columns) for number in numbers) or rows == 0 or close > 1:
@@ -208,13 +251,31 @@ class Channel:
             if array.dtype != DTYPE_OF_CODE[column.code] or array.shape != (rows, *column.shape):
                 raise ProtocolError(f"steps of column {column.path} do not fit it")
             arrays.append(array)
+        self._count(named, rows)
         self.writer.append_rows(numbers, arrays, rows, bool(close))
 
+    def _count(self, named: list[tuple[int, int]], rows: int) -> None:
+        """So many values come of these columns, of which each says the number of its first.
+
+        Where some were left out, which a process before this one had, no item refers to them.
+        """
+        for number, first in named:
+            skipped = first - self._next[number]
+            if skipped < 0 or first > limits.BRIDGE_VALUES:
+                raise ProtocolError(f"value {first} of column {number} after {self._next[number]}")
+            self._ahead[number] += skipped
+            self._next[number] = first + rows
+
     def _schema(self, reader: Reader) -> None:
+        number, text = reader.u32(), reader.blob()
+        if number < len(self._schemas):
+            return  # said again
+        if number != len(self._schemas):
+            raise ProtocolError(f"structure {number} after {len(self._schemas)}")
         if len(self._schemas) >= limits.MAX_NESTING * limits.MAX_COLUMNS:
             raise ProtocolError(f"a writer of more than {len(self._schemas)} item structures")
         try:
-            self._schemas.append(item_schema.decode(reader.blob()))
+            self._schemas.append(item_schema.decode(text))
         except errors.TableCorruptedError as error:
             raise ProtocolError(str(error)) from None
 
@@ -253,6 +314,7 @@ class Channel:
             if len(writer.pending) == before:
                 yield self.held_back()
         priority = None if math.isnan(item.priority) else item.priority
+        writer.session.use_receipt(self.receipt.number, item.number)
         return writer.create_item(name, priority, trajectory)
 
     def _replace(self, item: _Item, name: str, trajectory: Any) -> Work:
@@ -271,6 +333,7 @@ class Channel:
         describe = self._connection.describe_wait(item.table, "insert")
         while True:
             try:
+                self.writer.session.use_receipt(self.receipt.number, item.number)
                 return self.writer.insert_now(
                     item.table, name, item.priority, trajectory, 0.0, describe
                 )
@@ -294,11 +357,24 @@ class Channel:
             channel = self if owner == self._number else self._channels.get(owner)
             if channel is None:
                 raise errors.WriterClosedError("an item refers to steps of a writer that is closed")
-            squeezed = bool(flags & SQUEEZED)
-            columns.append(
-                channel.writer.column_at(column, squeezed, first, stride, length, values)
-            )
+            columns.append(channel.column_at(column, flags, first, stride, length, values))
         return schema.unflatten(columns)
+
+    def column_at(
+        self,
+        column: int,
+        flags: int,
+        first: int,
+        stride: int,
+        length: int,
+        values: list[int] | None,
+    ) -> Any:
+        """A column of an item, of values as the client numbers them."""
+        ahead = self._ahead[column] if column < len(self._ahead) else 0
+        if ahead:
+            first -= ahead
+            values = None if values is None else [value - ahead for value in values]
+        return self.writer.column_at(column, bool(flags & SQUEEZED), first, stride, length, values)
 
     def held_back(self) -> Hashable:
         """What the first item that is held back waits for."""
@@ -330,14 +406,14 @@ def _path(text: str) -> tuple[Any, ...]:
     return tuple(path)
 
 
-def _read_item(reader: Reader) -> _Item:
+def _read_item(reader: Reader, number: int) -> _Item:
     table, schema, priority, timeout, n = reader.unpack(ITEM_BODY)
-    return _Item(table, schema, priority, timeout, 0, _read_references(reader, n))
+    return _Item(number, table, schema, priority, timeout, 0, _read_references(reader, n))
 
 
-def _read_replacement(reader: Reader) -> _Item:
+def _read_replacement(reader: Reader, number: int) -> _Item:
     table, schema, key, n = reader.unpack(REPLACE_BODY)
-    return _Item(table, schema, math.nan, math.nan, key, _read_references(reader, n))
+    return _Item(number, table, schema, math.nan, math.nan, key, _read_references(reader, n))
 
 
 def _read_references(

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from shmreplay import _native, errors, item_schema, reverb_types
 from shmreplay.bridge import auth, protocol
 from shmreplay.bridge.batch import RemoteBatch, read_samples
-from shmreplay.bridge.link import Link, Pending
+from shmreplay.bridge.link import Link
+from shmreplay.bridge.pending import Pending
 from shmreplay.bridge.protocol import Kind
 from shmreplay.bridge.sampler import RemoteSampler
 from shmreplay.bridge.scratch import ScratchStore
@@ -261,6 +262,7 @@ class RemoteSession:
         """Empties the table and zeroes its counters."""
         body = Writer()
         body.u16(table)
+        body.u64(self.connection.link.token())
         self._change(Kind.RESET, body, timeout)
 
     def pin(self, table: int, keys: npt.NDArray[np.uint64]) -> RemoteBatch:
@@ -296,6 +298,7 @@ class RemoteSession:
         """One item a row; fills keys. The server compresses, as its table says."""
         body = self.connection.body()
         body.u16(table)
+        body.u64(self.connection.link.token())
         body.timeout(timeout)
         body.u64(n)
         body.text(self.connection.native.schema_text(schema))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,9 +17,10 @@ from typing import Any
 
 from shmreplay import errors, limits
 from shmreplay.bridge import protocol
-from shmreplay.bridge.channel import Channel
+from shmreplay.bridge.channels import Channels
 from shmreplay.bridge.operations import Operations
 from shmreplay.bridge.protocol import Header, Kind
+from shmreplay.bridge.receipts import CLIENT, ClientReceipts, Receipts
 from shmreplay.bridge.scheduler import Scheduler, Task, Work
 from shmreplay.bridge.sessions import Session
 from shmreplay.bridge.wire import Reader, Writer
@@ -47,6 +49,8 @@ class Dispatcher:
         endpoint: str,
         compress: bool,
         send: Callable[[bytes, list[Any]], Sent],
+        ports: Sequence[int] = (0,),
+        worker: int = 0,
     ) -> None:
         """Attaches to the store.
 
@@ -55,6 +59,8 @@ class Dispatcher:
             endpoint: Where clients connect to, for messages.
             compress: Compress for clients that ask for it.
             send: Sends frames to a peer.
+            ports: Of all processes that serve the store.
+            worker: Which of them this is.
         """
         self.endpoint = endpoint
         self._compress = compress
@@ -66,6 +72,12 @@ class Dispatcher:
         self._peers: dict[bytes, Session] = {}
         self._strangers: OrderedDict[bytes, None] = OrderedDict()
         self._nbytes = 0
+        self._ports = ports
+        self._worker = worker
+        self._new_clients = 0
+        self._receipts = Receipts(self._operations.connection.native, worker, len(ports))
+        self._forget_left_at = time.monotonic() + limits.BRIDGE_EXPIRE_S
+        self._channels = Channels(self._operations.connection, self._scheduler, self._done)
 
     @property
     def idle(self) -> bool:
@@ -87,7 +99,11 @@ class Dispatcher:
 
     def sweep(self) -> None:
         """Gives up clients that were not heard of for long."""
-        limit = time.monotonic() - limits.BRIDGE_EXPIRE_S
+        now = time.monotonic()
+        if now > self._forget_left_at:
+            self._forget_left_at = math.inf
+            self._receipts.forget_left()
+        limit = now - limits.BRIDGE_EXPIRE_S
         for session in list(self._sessions.values()):
             if session.seen_at < limit:
                 _log.warning("%s: a client was not heard of for long, and given up", self.endpoint)
@@ -140,6 +156,7 @@ class Dispatcher:
             case Kind.PING:
                 for _ in range(reader.count(limits.BRIDGE_REQUESTS, "answers")):
                     self._forget_answer(session, reader.u64())
+                session.receipts.caught_up()
                 self._send(session, protocol.encode(Kind.PONG, Writer()))
             case Kind.RELEASE:
                 self._release(session, reader.u64())
@@ -155,7 +172,8 @@ class Dispatcher:
 
     def _hello(self, peer: bytes, header: Header, reader: Reader) -> None:
         least, most = reader.u16(), reader.u16()
-        identity, generation, compress = bytes(reader.take(16)), reader.u64(), reader.u8()
+        identity, generation = bytes(reader.take(16)), reader.u64()
+        received, compress = reader.u64(), reader.u8()
         waiting = {reader.u64() for _ in range(reader.count(limits.BRIDGE_REQUESTS, "requests"))}
         held = {reader.u64() for _ in range(reader.count(limits.BRIDGE_REQUESTS, "answers"))}
         reader.finish()
@@ -167,15 +185,18 @@ class Dispatcher:
         if peer in self._peers:
             raise ProtocolError("a second HELLO")
         session = self._sessions.get(identity)
-        if session is None and generation == 0:
-            if len(self._sessions) >= limits.BRIDGE_SESSIONS:
-                raise ProtocolError(f"the bridge has {limits.BRIDGE_SESSIONS} clients already")
-            session = Session(identity, bool(compress) and self._compress)
-            self._sessions[identity] = session
         if session is None:
-            # Of an earlier server, or given up: it is told another generation than it knows.
-            self._send_to(peer, protocol.encode(Kind.WELCOME, self._welcome(1, 0)))
-            return
+            worker = self._worker_for(identity, generation)
+            if worker is not None and worker != self._worker:
+                body = Writer()
+                body.u16(self._ports[worker])
+                self._send_to(peer, protocol.encode(Kind.REDIRECT, body))
+                return
+            if worker is None:
+                # Of another store, or given up: it is told another generation than it knows.
+                self._send_to(peer, protocol.encode(Kind.WELCOME, self._welcome(1, 0, False)))
+                return
+            session = self._new_session(identity, bool(compress), received)
         if session.peer is not None:
             self._peers.pop(session.peer, None)
         session.peer = peer
@@ -187,15 +208,40 @@ class Dispatcher:
             self._forget_answer(session, sequence)
         for sequence in [s for s in session.lent if s not in held | waiting]:
             self._release(session, sequence)
-        body = self._welcome(session.generation, session.received)
+        body = self._welcome(session.generation, session.received, True)
         self._send(session, protocol.encode(Kind.WELCOME, body))
         for sequence in sorted(session.answers):
             self._send(session, session.answers[sequence])
 
-    def _welcome(self, generation: int, received: int) -> Writer:
+    def _worker_for(self, identity: bytes, generation: int) -> int | None:
+        """Which process serves a client that this one does not know yet; None: none does."""
+        if generation == 0:
+            if self._worker != 0:
+                return self._worker
+            self._new_clients += 1
+            return self._new_clients % len(self._ports)
+        lanes = self._receipts.left.get(identity)
+        if lanes is not None and CLIENT in lanes:
+            return self._worker
+        return self._receipts.worker_of(identity)
+
+    def _new_session(self, identity: bytes, compress: bool, received: int) -> Session:
+        if len(self._sessions) >= limits.BRIDGE_SESSIONS:
+            raise ProtocolError(f"the bridge has {limits.BRIDGE_SESSIONS} clients already")
+        left = self._receipts.left.pop(identity, None)
+        try:
+            receipts = ClientReceipts(self._receipts, identity, left)
+        except errors.ReverbError as error:
+            raise ProtocolError(f"no room for another client: {error}") from None
+        session = Session(identity, compress and self._compress, receipts, received)
+        self._sessions[identity] = session
+        return session
+
+    def _welcome(self, generation: int, received: int, known: bool) -> Writer:
         body = Writer()
         body.u64(generation)
         body.u64(received)
+        body.u8(1 if known else 0)
         body.text(self._store_name)
         configs = self._operations.connection.configs
         body.u16(len(configs))
@@ -238,98 +284,16 @@ class Dispatcher:
         if kind in self._operations.kinds:
             return self._operations.kinds[kind](session, reader, task)
         if kind == Kind.WRITER_OPEN:
-            return self._open_writer(session, reader)
+            return self._channels.open(session, reader, task)
         channel = session.channels.get(number := reader.u32())
         if kind == Kind.WRITER_CLOSE:
-            return self._close_writer(session, number, channel)
+            return self._channels.close(session, number, channel, task)
         if channel is None:
             raise ProtocolError(f"writer {number}, which is not open")
         if kind == Kind.FLUSH:
-            return self._flush(session, channel, reader, task)
-        channel.tasks.append(task)
-        task.finish = lambda t, result, error: self._written(session, channel, t, result, error)
-        task.work = channel.write(reader)
-        if len(channel.tasks) == 1:
-            self._scheduler.start(task, task.work)
+            return self._channels.flush(channel, reader, task)
+        self._channels.write(session, channel, reader, task)
         return None
-
-    def _open_writer(self, session: Session, reader: Reader) -> Work:
-        number, keep, flags = reader.u32(), reader.u32(), reader.u8()
-        reader.finish()
-        if flags > 5 or flags & 6 == 6:
-            raise ProtocolError(f"a writer is opened with the flags {flags}")
-        if number in session.channels or len(session.channels) >= limits.BRIDGE_WRITERS:
-            raise errors.StoreLimitError(
-                f"a remote client has at most {limits.BRIDGE_WRITERS} writers; close those that are"
-                " not needed"
-            )
-        session.channels[number] = Channel(
-            self._operations.connection,
-            number,
-            keep,
-            bool(flags & 1),
-            session.channels,
-            {0: None, 2: "lz4", 4: "none"}[flags & 6],
-        )
-        return Writer()
-        yield
-
-    def _close_writer(self, session: Session, number: int, channel: Channel | None) -> Work:
-        lost = 0
-        if channel is not None:
-            del session.channels[number]
-            for task in list(channel.tasks):
-                self._scheduler.drop(task)
-                session.tasks.pop(task.sequence, None)
-                self._account(session, task.sequence, 0)
-            lost = channel.close()
-        body = Writer()
-        body.u32(lost)
-        return body
-        yield
-
-    def _written(
-        self,
-        session: Session,
-        channel: Channel,
-        task: Task,
-        result: Any,
-        error: Exception | None,
-    ) -> None:
-        """A message of a writer was dealt with: the next one's turn."""
-        channel.tasks.popleft()
-        self._done(session, task, result, error)
-        if channel.tasks and channel.tasks[0].work is not None:
-            self._scheduler.start(channel.tasks[0], channel.tasks[0].work)
-        if channel.writer.pending and not channel.draining:
-            channel.draining = True
-            drain = Task(lambda t, result, error: self._drained(channel, error))
-            self._scheduler.start(drain, channel.drain())
-            channel.drain_task = drain
-
-    def _drained(self, channel: Channel, error: Exception | None) -> None:
-        channel.draining = False
-        if isinstance(error, errors.ReverbError):
-            channel.error = error
-        elif error is not None:
-            raise error
-
-    def _flush(self, session: Session, channel: Channel, reader: Reader, task: Task) -> Work:
-        n, timeout, what = reader.u32(), reader.timeout(), reader.text(64)
-        reader.finish()
-        end = float("inf") if timeout is None else time.monotonic() + timeout
-        task.deadline = end
-        last = channel.tasks[-1] if channel.tasks else None
-        while (last is not None and not last.done) or len(channel.writer.pending) > n:
-            if channel.error is not None:
-                raise channel.error
-            if time.monotonic() >= end or task.cancelled:
-                raise errors.DeadlineExceededError(
-                    f"{what} did not complete within the provided timeout of {timeout} s:"
-                    f" {channel.describe_wait()}. The items stay in line."
-                )
-            yield "flush", channel
-        return Writer()
 
     # ------------------------------------------------------------------ answers
 
@@ -373,6 +337,7 @@ class Dispatcher:
     def _forget_answer(self, session: Session, sequence: int) -> None:
         if session.answers.pop(sequence, None) is not None:
             self._account(session, sequence, 0)
+            session.receipts.confirmed(sequence)
 
     def _release(self, session: Session, sequence: int) -> None:
         lent = session.lent.pop(sequence, None)
@@ -447,6 +412,7 @@ class Dispatcher:
                     self.endpoint,
                     lost,
                 )
+        session.receipts.close([channel.receipt for channel in session.channels.values()])
         session.tasks.clear()
         session.answers.clear()
         session.lent.clear()

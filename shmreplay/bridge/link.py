@@ -2,7 +2,8 @@
 
 Every request has a number. The server answers each exactly once, and keeps the answer until the
 client has said that it has it; after a reconnect both say how far they got, and what the other did
-not get is sent again. So nothing is done twice and nothing is lost as long as both live.
+not get is sent again. Where a server process took the place of one that died, all that is open is
+sent again, after what the writers' logs have; the store knows which of the inserts were done.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
-
 from shmreplay import errors, limits
 from shmreplay.bridge import auth, protocol
+from shmreplay.bridge.line import WELCOME_S, Line
+from shmreplay.bridge.pending import Entry, Pending, WriterLog, frames_of, in_order, read_written
 from shmreplay.bridge.protocol import Header, Kind
 from shmreplay.bridge.wire import Reader, Writer
 
-__all__ = ["Link", "Pending"]
+__all__ = ["Link"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,64 +35,14 @@ _SLICE_S = limits.WAIT_SLICE_MS / 1000
 # Pauses between attempts to connect.
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.5
-_WELCOME_S = 3.0
 _LEAST_S = 1.0
 # Answers after which the server is told that it need not keep them.
 _SAY_AFTER = 64
-_END_EVENTS = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-)
-
-
-class Pending:
-    """A request on its way, and then its answer."""
-
-    __slots__ = ("_done", "callback", "error", "frames", "kind", "nbytes", "reader", "sequence")
-
-    def __init__(
-        self, kind: Kind, body: Writer, callback: Callable[[Pending], None] | None = None
-    ) -> None:
-        """Takes the message. The callback is called by the link's thread with the answer."""
-        self.kind = kind
-        self.frames: list[Any] = [None, bytes(body.meta), *body.parts]
-        self.nbytes = len(body.meta) + body.nbytes
-        self.sequence = 0
-        self.reader: Reader | None = None
-        self.error: BaseException | None = None
-        self.callback = callback
-        self._done = threading.Event()
-
-    @property
-    def done(self) -> bool:
-        """Whether the answer is there."""
-        return self._done.is_set()
-
-    def wait(self, seconds: float | None) -> bool:
-        """Waits for the answer; False if it is not there in time."""
-        return self._done.wait(seconds)
-
-    def settle(self, reader: Reader | None, error: BaseException | None) -> None:
-        """The answer has come."""
-        self.reader, self.error = reader, error
-        self.frames = []
-        self._done.set()
-        if self.callback is not None:
-            self.callback(self)
-
-    def result(self) -> Reader:
-        """The answer.
-
-        Raises:
-            ReverbError: The server could not do it.
-        """
-        if self.error is not None:
-            raise self.error
-        assert self.reader is not None
-        return self.reader
+# Attempts at another port than the one that was asked for, before that one is asked again.
+_ATTEMPTS_ELSEWHERE = 4
+# Requests that callers wait for, and those that are with the server: the rest are unconfirmed.
+_MOST_OPEN = limits.BRIDGE_REQUESTS * 3 // 4
+_MOST_SENT = limits.BRIDGE_REQUESTS - 2 * _SAY_AFTER
 
 
 class Link:
@@ -125,21 +75,27 @@ class Link:
         self.connections = 0
         self.held: set[int] = set()
         """Answers whose items the caller has not delivered yet: the server keeps them pinned."""
-        self._keys = keys
         self._session = secrets.token_bytes(16)
         self._generation = 0
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._welcomed = threading.Event()
+        # Requests that were not sent, in order, and messages without an answer.
         self._outbox: deque[Pending | list[Any]] = deque()
         self._open: dict[int, Pending] = {}
+        self._waiting = 0
+        self._bytes = 0
+        self._bytes_open = 0
         self._answered: list[int] = []
         self._sequence = 0
-        self._bytes = 0
+        self._tokens = 0
+        self._logs: dict[int, WriterLog] = {}
+        self._messages = 0
         self._closing = False
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._socket: zmq.Socket[bytes] | None = None
-        self._monitor: zmq.Socket[bytes] | None = None
+        self._line = Line(keys)
+        self._keys = keys
+        self._goes_to = address
+        self._attempts = 0
         self._connected = False
         self._down_since = time.monotonic()
         self._heard_at = 0.0
@@ -181,6 +137,12 @@ class Link:
             raise self._lost_error()
         return self.welcome
 
+    def token(self) -> int:
+        """A number that this client gives to nothing else."""
+        with self._changed:
+            self._tokens += 1
+            return self._tokens
+
     def post(
         self,
         kind: Kind,
@@ -188,6 +150,7 @@ class Link:
         callback: Callable[[Pending], None] | None = None,
         *,
         wait: bool = True,
+        note: Callable[[Pending], tuple[WriterLog, Entry]] | None = None,
     ) -> Pending:
         """Sends a request; its answer comes into what this returns.
 
@@ -196,55 +159,78 @@ class Link:
             body: The message.
             callback: Called with the answer, by the link's thread.
             wait: Wait while too much is on its way.
+            note: Makes the entry of a writer's message in its log.
 
         Raises:
             InvalidArgumentError: The message is too large.
             ServerClosedError: The server is gone.
         """
         body.check_size(kind.name.lower())
-        pending = Pending(kind, body, callback)
+        pending = Pending(kind, frames_of(body), callback)
         with self._changed:
-            log_at = time.monotonic() + limits.WAIT_LOG_AFTER_S
-            while wait and self._is_full(pending.nbytes) and self.lost is None:
-                self._changed.wait(_SLICE_S)
-                if time.monotonic() > log_at:
-                    log_at = time.monotonic() + 2 * limits.WAIT_LOG_AFTER_S
-                    _log.warning(
-                        "%s: %d requests of %d bytes wait for the server to take them",
-                        self.address,
-                        len(self._open),
-                        self._bytes,
-                    )
+            if wait:
+                self._wait_for_room(pending.nbytes)
             if self.lost is not None:
                 raise self._lost_error()
-            self._sequence += 1
-            pending.sequence = self._sequence
-            self._open[pending.sequence] = pending
+            if note is not None:
+                pending.log, pending.entry = note(pending)
+                self._messages += 1
+                pending.entry.order = self._messages
+                pending.log.message(pending.entry)
+            self._waiting += 1
             self._bytes += pending.nbytes
             self._outbox.append(pending)
-        self._wake()
+        self._line.wake()
         return pending
 
+    def _wait_for_room(self, nbytes: int) -> None:
+        log_at = time.monotonic() + limits.WAIT_LOG_AFTER_S
+        while self._is_full(nbytes) and self.lost is None:
+            self._changed.wait(_SLICE_S)
+            if time.monotonic() > log_at:
+                log_at = time.monotonic() + 2 * limits.WAIT_LOG_AFTER_S
+                _log.warning(
+                    "%s: %d requests of %d bytes wait for the server to take them",
+                    self.address,
+                    self._waiting,
+                    self._bytes,
+                )
+
     def _is_full(self, nbytes: int) -> bool:
-        if not self._open:
+        if not self._waiting:
             return False
-        # Some are left for requests that carry nothing.
-        full = len(self._open) >= limits.BRIDGE_REQUESTS * 3 // 4
-        return full or self._bytes + nbytes > limits.BRIDGE_CLIENT_BYTES
+        return self._waiting >= _MOST_OPEN or _is_much(self._bytes, nbytes)
+
+    def open_writer(self, log: WriterLog) -> Pending:
+        """Opens a writer at the server, and again at each that takes the place of one that died."""
+        with self._changed:
+            self._logs[log.number] = log
+        body = Writer()
+        body.meta += log.open_frames[0]
+        log.opened = self.post(Kind.WRITER_OPEN, body)
+        return log.opened
+
+    def settled(self, log: WriterLog, item: int) -> None:
+        """A writer's items up to this one are in their tables, or were refused."""
+        with self._changed:
+            log.settled = max(log.settled, item)
+
+    def forget_writer(self, log: WriterLog) -> None:
+        """A writer is closed."""
+        with self._changed:
+            self._logs.pop(log.number, None)
 
     def tell(self, kind: Kind, body: Writer) -> None:
         """Sends what has no answer and may get lost with the connection."""
         with self._changed:
             self._outbox.append(protocol.encode(kind, body))
-        self._wake()
+        self._line.wake()
 
     def release(self, sequence: int) -> None:
         """The items of this answer were delivered."""
         if sequence in self.held:
             self.held.discard(sequence)
-            body = Writer()
-            body.u64(sequence)
-            self.tell(Kind.RELEASE, body)
+            self.tell(Kind.RELEASE, _number(sequence))
 
     def call(
         self, kind: Kind, body: Writer, timeout: float | None = None, *, cancel: bool = False
@@ -286,9 +272,11 @@ class Link:
 
     def cancel(self, pending: Pending) -> None:
         """Asks the server to stop waiting on behalf of a request; it is answered in any case."""
-        body = Writer()
-        body.u64(pending.sequence)
-        self.tell(Kind.CANCEL, body)
+        with self._changed:
+            pending.cancelled = True
+            if pending.sequence:
+                self._outbox.append(protocol.encode(Kind.CANCEL, _number(pending.sequence)))
+        self._line.wake()
 
     def close(self) -> None:
         """Takes leave of the server and ends the thread. Idempotent, bounded in time."""
@@ -297,7 +285,7 @@ class Link:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._wake()
+        self._line.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(limits.BRIDGE_CLOSE_S)
 
@@ -306,11 +294,6 @@ class Link:
         if lost is None:
             return errors.ServerClosedError(f"the client of {self.address} is closed")
         return type(lost)(str(lost))  # each caller raises its own
-
-    def _wake(self) -> None:
-        with self._changed:
-            if self._wake_fd >= 0:
-                os.eventfd_write(self._wake_fd, 1)
 
     # ------------------------------------------------------------------ the thread
 
@@ -326,33 +309,25 @@ class Link:
         finally:
             if self._connected:
                 self._send(protocol.encode(Kind.BYE, Writer()))
-            self._drop_socket(linger_ms=200)
+            self._connected = False
+            self._line.close(linger_ms=200)
             if self.lost is None:
                 self._lose(errors.ServerClosedError(f"the client of {self.address} is closed"))
-            with self._changed:
-                os.close(self._wake_fd)
-                self._wake_fd = -1
+            self._line.end()
 
     def _turn(self) -> bool:
         """Waits for something to do, and does it. False at the end."""
         now = time.monotonic()
         if self._closing and not self._outbox:
             return False
-        if self._socket is None and now >= self._try_at:
-            self._open_socket()
-        poller = zmq.Poller()
-        poller.register(self._wake_fd, zmq.POLLIN)
-        if self._socket is not None:
-            poller.register(self._socket, zmq.POLLIN)
-            poller.register(self._monitor, zmq.POLLIN)
-        due = limits.BRIDGE_HEARTBEAT_S / 2 if self._socket is not None else self._try_at - now
-        ready = dict(poller.poll(max(int(due * 1000), 1)))
-        if self._wake_fd in ready:
-            os.eventfd_read(self._wake_fd)
-        if self._socket is not None and self._socket in ready:
+        if not self._line.is_open and now >= self._try_at:
+            self._connect()
+        due = limits.BRIDGE_HEARTBEAT_S / 2 if self._line.is_open else self._try_at - now
+        came, end = self._line.wait(due)
+        if came:
             self._receive()
-        if self._monitor is not None and self._monitor in ready:
-            self._look_at_monitor()
+        if end is not None and self._line.is_open:
+            self._ended(end)
         if self._connected:
             self._send_outbox()
             self._keep_alive()
@@ -360,24 +335,12 @@ class Link:
             self._check_time()
         return self.lost is None and not (self._closing and not self._connected)
 
-    def _open_socket(self) -> None:
-        socket = _context().socket(zmq.DEALER)
-        socket.linger = 0
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        socket.setsockopt(zmq.SNDHWM, limits.BRIDGE_REQUESTS)
-        socket.setsockopt(zmq.RCVHWM, limits.BRIDGE_REQUESTS)
-        socket.setsockopt(zmq.MAXMSGSIZE, limits.BRIDGE_MESSAGE_BYTES)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, int(limits.BRIDGE_HEARTBEAT_S * 1000))
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(limits.BRIDGE_LOST_S * 1000))
-        socket.setsockopt(zmq.CONNECT_TIMEOUT, int(_WELCOME_S * 1000))
-        socket.setsockopt(zmq.HANDSHAKE_IVL, int(_WELCOME_S * 1000))
-        socket.setsockopt(zmq.IPV6, 1)
-        self._monitor = socket.get_monitor_socket(_END_EVENTS)
-        self._socket = socket
-        if self._keys is not None:
-            self._keys.apply(socket)
-        self._try_at = time.monotonic() + _WELCOME_S
-        socket.connect(self.address)
+    def _connect(self) -> None:
+        self._attempts += 1
+        if self._attempts > _ATTEMPTS_ELSEWHERE:
+            self._goes_to = self.address
+        self._try_at = time.monotonic() + WELCOME_S
+        self._line.open(self._goes_to)
         self._send(self._hello())
 
     def _hello(self) -> list[Any]:
@@ -386,6 +349,7 @@ class Link:
         body.u16(protocol.VERSION)
         body.meta += self._session
         body.u64(self._generation)
+        body.u64(self._sequence)
         body.u8(1 if self.compress else 0)
         with self._changed:
             for numbers in (sorted(self._open), sorted(self.held)):
@@ -400,10 +364,8 @@ class Link:
         with self._changed:
             return min(self._open, default=self._sequence + 1) - 1
 
-    def _look_at_monitor(self) -> None:
-        assert self._monitor is not None
-        event = recv_monitor_message(self._monitor)
-        if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+    def _ended(self, how: str) -> None:
+        if how == "keys":
             self._lose(
                 errors.AuthenticationError(
                     f"the server at {self.address} does not know this client's key. Add the"
@@ -423,20 +385,12 @@ class Link:
         if self._connected:
             self._down_since = time.monotonic()
             self._pause = _FIRST_PAUSE_S
-            _log.info("%s: %s; connecting anew", self.address, why)
+            _log.info("%s: %s; connecting anew", self._goes_to, why)
         self._why = why
-        self._drop_socket()
+        self._connected = False
+        self._line.close()
         self._try_at = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
-
-    def _drop_socket(self, linger_ms: int = 0) -> None:
-        self._connected = False
-        if self._socket is not None:
-            self._socket.disable_monitor()
-            self._socket.close(linger_ms)
-        if self._monitor is not None:
-            self._monitor.close(0)
-        self._socket = self._monitor = None
 
     def _check_time(self) -> None:
         now = time.monotonic()
@@ -450,7 +404,7 @@ class Link:
                     " may or may not have been done."
                 )
             )
-        elif self._socket is not None and now >= self._try_at:
+        elif self._line.is_open and now >= self._try_at:
             self._broken("it accepted the connection and does not answer")
 
     def _lose(self, error: errors.ReverbError) -> None:
@@ -458,9 +412,11 @@ class Link:
         with self._changed:
             self.lost = error
             waiting = list(self._open.values())
+            waiting += [entry for entry in self._outbox if isinstance(entry, Pending)]
             self._open.clear()
             self._outbox.clear()
-            self._bytes = 0
+            self._logs.clear()
+            self._bytes = self._bytes_open = self._waiting = 0
             self._changed.notify_all()
         for pending in waiting:
             pending.settle(None, self._lost_error())
@@ -469,11 +425,9 @@ class Link:
     # ------------------------------------------------------------------ sending
 
     def _send(self, frames: list[Any]) -> None:
-        assert self._socket is not None
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        if self._line.send(frames):
             self._said_at = time.monotonic()
-        except zmq.Again:
+        else:
             self._broken("it does not take what is sent")
 
     def _send_request(self, pending: Pending) -> None:
@@ -482,20 +436,38 @@ class Link:
             protocol.VERSION,
             pending.kind,
             0,
-            len(pending.frames) - 2,
+            len(pending.frames) - 1,
             pending.sequence,
             self._acknowledged(),
             pending.nbytes,
         )
-        self._send([head, *pending.frames[1:]])
+        self._send([head, *pending.frames])
+        if pending.cancelled and self._connected:
+            self._send(protocol.encode(Kind.CANCEL, _number(pending.sequence)))
 
     def _send_outbox(self) -> None:
-        while self._connected and self._outbox:
-            entry = self._outbox.popleft()
+        while self._connected:
+            with self._changed:
+                if not self._outbox:
+                    return
+                entry = self._outbox[0]
+                if isinstance(entry, Pending):
+                    # Of what is said again there may be more than may be on its way at once.
+                    much = _is_much(self._bytes_open, entry.nbytes)
+                    if self._open and (much or len(self._open) >= _MOST_SENT):
+                        return
+                    self._number_it(entry)
+                self._outbox.popleft()
             if isinstance(entry, list):
                 self._send(entry)
-            elif entry.frames:
+            else:
                 self._send_request(entry)
+
+    def _number_it(self, pending: Pending) -> None:
+        self._sequence += 1
+        pending.sequence = self._sequence
+        self._open[pending.sequence] = pending
+        self._bytes_open += pending.nbytes
 
     def _keep_alive(self) -> None:
         now = time.monotonic()
@@ -519,17 +491,15 @@ class Link:
     # ------------------------------------------------------------------ receiving
 
     def _receive(self) -> None:
-        while self._socket is not None:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+        while self._line.is_open:
+            frames = self._line.receive()
+            if frames is None:
                 return
             self._heard_at = time.monotonic()
             try:
-                header = protocol.read_header(frames[0].buffer)
-                buffers = [frame.buffer for frame in frames[1:]]
-                protocol.check_parts(header, buffers)
-                self._take(header, Reader(buffers[0], buffers[1:]))
+                header = protocol.read_header(frames[0])
+                protocol.check_parts(header, frames[1:])
+                self._take(header, Reader(frames[1], frames[2:]))
             except errors.ReverbError as error:
                 self._lose(error)
                 return
@@ -537,6 +507,8 @@ class Link:
     def _take(self, header: Header, reader: Reader) -> None:
         if header.kind == Kind.WELCOME:
             self._take_welcome(reader)
+        elif header.kind == Kind.REDIRECT:
+            self._take_redirect(reader)
         elif header.kind == Kind.BYE:
             self._lose(errors.ServerClosedError(f"the server at {self.address} was stopped"))
         elif header.kind == Kind.REFUSED:
@@ -549,17 +521,31 @@ class Link:
             pending = self._open.pop(header.sequence, None)
             if pending is None:
                 return  # sent twice, around a reconnect
+            self._waiting -= 1
             self._bytes -= pending.nbytes
+            self._bytes_open -= pending.nbytes
             self._answered.append(header.sequence)
             self._changed.notify_all()
+            if header.kind == Kind.REPLY and pending.log is not None and pending.entry is not None:
+                item, pending.states = read_written(reader, pending.entry.items)
+                pending.log.answered(pending.entry, item)
         if header.kind == Kind.FAILURE:
             pending.settle(None, protocol.decode_error(reader))
         else:
             pending.settle(reader, None)
 
+    def _take_redirect(self, reader: Reader) -> None:
+        """Another port of the same host serves this client."""
+        host, _, _ = self.address.rpartition(":")
+        self._goes_to = f"{host}:{reader.u16()}"
+        self._attempts = 0
+        self._line.close()
+        self._try_at = 0.0
+
     def _take_welcome(self, reader: Reader) -> None:
-        generation, received = reader.u64(), reader.u64()
-        if self._generation not in (0, generation):
+        generation, received, resumed = reader.u64(), reader.u64(), reader.u8()
+        anew = self._generation not in (0, generation)
+        if anew and not resumed:
             self._lose(
                 errors.ServerClosedError(
                     f"the server at {self.address} was started anew, or gave this client up after"
@@ -570,41 +556,60 @@ class Link:
             return
         self._generation = generation
         self._connected = True
+        self._attempts = 0
         self.connections += 1
         with self._changed:
-            # In order: first what was on its way and did not arrive, then what was never sent.
-            waiting = [self._open[key] for key in sorted(self._open) if key > received]
+            # In order: first what was on its way, then what was never sent. What has no answer may
+            # get lost.
+            unsent = [entry for entry in self._outbox if isinstance(entry, Pending)]
             self._outbox.clear()
-        for pending in waiting:
-            if self._connected:
+            self._outbox.extend(self._say_again(received, unsent) if anew else unsent)
+            waiting = [] if anew else sorted(self._open)
+        for sequence in waiting:
+            pending = self._open[sequence]
+            if self._connected and sequence > received:
                 self._send_request(pending)
+            elif self._connected and pending.cancelled:
+                self._send(protocol.encode(Kind.CANCEL, _number(sequence)))
         if self.welcome is None:
             self.welcome = reader
             self._welcomed.set()
 
+    def _say_again(self, received: int, unsent: list[Pending]) -> list[Pending]:
+        """What is to be sent to a process that knows of this client what the store knows."""
+        waiting = [self._open[sequence] for sequence in sorted(self._open)] + unsent
+        self._open.clear()
+        self.held.clear()
+        self._sequence = received
+        again = in_order(list(self._logs.values()))
+        said = set(map(id, again))
+        again += [p for p in waiting if id(p) not in said and not p.again]
+        for pending in again:
+            pending.sequence = 0
+        self._waiting, self._bytes_open = len(again), 0
+        self._bytes = sum(pending.nbytes for pending in again)
+        _log.warning(
+            "%s: another process serves the store now; %d messages are sent again",
+            self._goes_to,
+            len(again),
+        )
+        return again
 
-# ---------------------------------------------------------------------- what links share
+
+def _is_much(nbytes: int, more: int) -> bool:
+    """What carries nothing goes nevertheless: what is on its way may wait for it."""
+    return more > limits.BRIDGE_RUN_BYTES and nbytes + more > limits.BRIDGE_CLIENT_BYTES
+
+
+def _number(value: int) -> Writer:
+    body = Writer()
+    body.u64(value)
+    return body
+
+
+# ---------------------------------------------------------------------- the end of the process
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
-_contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
-_contexts_lock = threading.Lock()
-
-
-def _context() -> zmq.Context[zmq.Socket[bytes]]:
-    """The process's context: one thread for all of its links."""
-    with _contexts_lock:
-        context = _contexts.get(os.getpid())
-        if context is None:
-            context = zmq.Context()
-            context.set(zmq.MAX_SOCKETS, 16384)
-            _contexts[os.getpid()] = context
-        return context
-
-
-def _after_fork_in_child() -> None:
-    global _contexts_lock
-    _contexts_lock = threading.Lock()
-    _links.clear()
 
 
 def _at_exit() -> None:
@@ -613,5 +618,5 @@ def _at_exit() -> None:
         link.close()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_links.clear)
 atexit.register(_at_exit)

@@ -18,6 +18,7 @@ from shmreplay.binding_support import bad_priority
 from shmreplay.bridge import protocol
 from shmreplay.bridge.batch import write_samples
 from shmreplay.bridge.protocol import Kind
+from shmreplay.bridge.receipts import Receipt, of_token
 from shmreplay.bridge.scheduler import Task, Work
 from shmreplay.bridge.wire import Reader, Writer
 from shmreplay.client import Client
@@ -164,17 +165,23 @@ class Operations:
 
     def _insert_batch(self, session: Session, reader: Reader, task: Task) -> Work:
         number, name = self._table(reader)
-        timeout, n, text = reader.timeout(), reader.u64(), reader.blob()
+        token, timeout, n, text = reader.u64(), reader.timeout(), reader.u64(), reader.blob()
         priorities = _typed(reader.array(), np.float64, (n,))
         schema, columns = self._rows(number, text, n, reader)
         self._check_priorities(number, name, priorities[~np.isnan(priorities)])
         task.deadline = math.inf if timeout is None else time.monotonic() + timeout
-        keys, done = np.zeros(n, np.uint64), 0
+        receipt = yield from self._receipt(session, token, task)
+        # Of rows that a process before this one inserted, the key of the last is known.
+        keys, done = np.zeros(n, np.uint64), receipt.done
+        if done > n:
+            raise ProtocolError(f"a batch of {n} rows, of which {done} are in")
+        keys[done - 1 : done] = receipt.key
         describe = self.connection.describe_wait(number, "insert_batch")
         episode = self.connection.next_episode()
         native = self.connection.take_session()
         try:
             while done < n:
+                native.use_receipt(receipt.number, done + 1)
                 rest = [column[done:] for column in columns]
                 try:
                     native.insert_batch(
@@ -192,7 +199,7 @@ class Operations:
                     )
                     break
                 except errors.DeadlineExceededError:
-                    done = int(np.count_nonzero(keys))
+                    done += int(np.count_nonzero(keys[done:]))
                 if time.monotonic() >= task.deadline or task.cancelled:
                     raise errors.DeadlineExceededError(
                         f"{done} items inserted within {timeout} s, the next was held back:"
@@ -200,11 +207,24 @@ class Operations:
                     )
                 yield number, "insert"
         finally:
+            native.use_receipt(None, 0)
             native.end_batch()
             self.connection.give_session(native)
         body = session.body()
         body.array(keys)
         return body
+
+    def _receipt(self, session: Session, token: int, task: Task) -> Work:
+        """The receipt of a request that must not be done twice. Waits while there are too many."""
+        while session.receipts.full:
+            if task.cancelled:
+                raise errors.DeadlineExceededError("earlier answers were not taken")
+            yield "room", session
+        if token >= 1 << 63:
+            raise ProtocolError(f"the token {token:#x}")
+        receipt: Receipt = session.receipts.take(of_token(token))
+        session.receipts.keep(task.sequence, receipt)
+        return receipt
 
     def _rows(self, number: int, text: bytes, n: int, reader: Reader) -> tuple[int, list[Array]]:
         """Checks rows against what they say they are, and against the table's signature."""
@@ -288,7 +308,15 @@ class Operations:
 
     def _reset(self, session: Session, reader: Reader, task: Task) -> Work:
         number, _ = self._table(reader)
+        token = reader.u64()
         reader.finish()
+        receipt: Receipt = yield from self._receipt(session, token, task)
+        epoch = self._native.epoch(number)
+        if receipt.done and receipt.key != epoch:
+            # A process before this one was asked, and since then the table was reset: by it, or
+            # by another, which is as good.
+            return Writer()
+        session.receipts.note(receipt, 1, epoch)
         native = self.connection.take_session()
         try:
             yield from self._once_told(number, task, lambda: native.reset(number, 0.0))

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 MAGIC: Final = b"SRB\x1a"
-VERSION: Final = 1
+VERSION: Final = 2
 """The one version that this package speaks. A peer that speaks none in common is told so."""
 
 HEADER: Final = struct.Struct("<4sHHIIQQQ")
@@ -65,6 +65,7 @@ class Kind(enum.IntEnum):
     REFUSED = 6
     RELEASE = 7
     CANCEL = 8
+    REDIRECT = 9
     REPLY = 10
     FAILURE = 11
     INSERT_BATCH = 20

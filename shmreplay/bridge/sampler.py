@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from shmreplay import errors
-from shmreplay.bridge.link import Pending
+from shmreplay.bridge.pending import Pending
 from shmreplay.sampler import Prefetched, Sampler
 
 if TYPE_CHECKING:

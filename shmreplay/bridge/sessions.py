@@ -9,6 +9,7 @@ from typing import Any
 
 from shmreplay import _native, limits
 from shmreplay.bridge.channel import Channel
+from shmreplay.bridge.receipts import ClientReceipts
 from shmreplay.bridge.scheduler import Task
 from shmreplay.bridge.wire import Writer
 
@@ -18,20 +19,25 @@ __all__ = ["Session"]
 class Session:
     """A remote client: what it asked for, what it was answered, its writers."""
 
-    def __init__(self, identity: bytes, compress: bool) -> None:
-        """A client that is new.
+    def __init__(
+        self, identity: bytes, compress: bool, receipts: ClientReceipts, received: int
+    ) -> None:
+        """A client that is new to this process.
 
         Args:
             identity: Its own name for itself, which nobody else knows.
             compress: Whether it wants arrays compressed.
+            receipts: What the store remembers of it.
+            received: Number of the last request that it sent to another process.
         """
+        self.receipts = receipts
         self.identity = identity
         self.generation = 1 + secrets.randbelow(2**64 - 1)
         """Tells a client that comes back whether this is still what it knew."""
         self.peer: bytes | None = None
         """Its latest connection."""
         self.reachable = False
-        self.received = 0
+        self.received = received
         """All requests up to this one have come."""
         self.tasks: dict[int, Task] = {}
         self.answers: dict[int, list[Any]] = {}

@@ -180,6 +180,10 @@ class Reader:
         self._at = at + n
         return self._meta[at : at + n]
 
+    def rest(self) -> memoryview:
+        """What is left of the meta part."""
+        return self.take(self._end - self._at)
+
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         """The next fields of the meta part."""
         at = self._at

@@ -11,14 +11,14 @@ import json
 import math
 import struct
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from shmreplay import errors, limits
 from shmreplay.binding_support import table_not_found
-from shmreplay.bridge.link import Pending
+from shmreplay.bridge.pending import Entry, Pending, WriterLog, frames_of
 from shmreplay.bridge.protocol import (
-    FAILED,
     INSERTED,
     ITEM,
     LISTED,
@@ -27,9 +27,8 @@ from shmreplay.bridge.protocol import (
     SQUEEZED,
     Kind,
     Op,
-    decode_error,
 )
-from shmreplay.bridge.wire import Reader, Writer, steps_of_a_run
+from shmreplay.bridge.wire import Writer, steps_of_a_run
 from shmreplay.table import checked_compress
 from shmreplay.trajectory_writer import TrajectoryWriter
 
@@ -51,9 +50,17 @@ class _Stream:
         self.link = connection.link
         self.number = connection.writer_number()
         self.body = Writer()
+        self.begun = 0
         self.items = 0
+        self.created = 0
+        """Items of all messages so far."""
         self.columns = 0
+        self.counts: list[int] = []
+        """Values of each column in all messages so far."""
+        self.before: list[int] = []
+        self.ends: dict[int, int] = {}
         self.schemas: dict[int, int] = {}
+        self.keeps: dict[tuple[Any, ...], int] = {}
         self.error: errors.ReverbError | None = None
         self.item_error: errors.ReverbError | None = None
         self.in_flight = 0
@@ -62,17 +69,29 @@ class _Stream:
         body.u32(self.number)
         body.u32(keep)
         body.u8((1 if validate else 0) | {None: 0, "lz4": 2, "none": 4}[compress])
-        self.link.call(Kind.WRITER_OPEN, body)
+        self.log = WriterLog(self.number, keep, Pending(Kind.WRITER_OPEN, frames_of(body)))
+        # The link's log must not keep a writer that nobody else refers to.
+        fail = weakref.WeakMethod(self.fail)
+        self.log.failed = lambda error: (fail() or _ignore)(error)
         self.begin()
+        try:
+            self.link.answer(self.link.open_writer(self.log))
+        except BaseException:
+            self.link.forget_writer(self.log)
+            raise
 
     def begin(self) -> None:
-        self.body = self.connection.body()
-        self.body.u32(self.number)
+        self.body = self.log.header(self.created + 1, self.connection.body())
+        self.begun = len(self.body.meta)
         self.items = 0
+        self.before, self.ends = list(self.counts), {}
+
+    def fail(self, error: BaseException) -> None:
+        self.error = _as_remote(error)
 
     @property
     def empty(self) -> bool:
-        return len(self.body.meta) == 4
+        return len(self.body.meta) == self.begun
 
     @property
     def nbytes(self) -> int:
@@ -82,9 +101,15 @@ class _Stream:
         """Sends what there is."""
         if self.empty:
             return None
-        body = self.body
+        body, first, items = self.body, self.created + 1, self.items
+        before, ends = self.before, self.ends
+        self.created += items
         self.begin()
-        return self.link.post(Kind.WRITE, body, callback, wait=wait)
+
+        def note(pending: Pending) -> tuple[WriterLog, Entry]:
+            return self.log, Entry(pending, first, items, before, ends)
+
+        return self.link.post(Kind.WRITE, body, callback, wait=wait, note=note)
 
     def close(self) -> Pending | None:
         if self.closed or self.link.lost is not None or self.link.forked:
@@ -92,7 +117,8 @@ class _Stream:
         self.closed = True
         body = Writer()
         body.u32(self.number)
-        return self.link.post(Kind.WRITER_CLOSE, body, wait=False)
+        log, link = self.log, self.link
+        return link.post(Kind.WRITER_CLOSE, body, lambda _: link.forget_writer(log), wait=False)
 
     def __del__(self) -> None:
         """A writer that nobody refers to any more gives its place at the server back."""
@@ -190,10 +216,14 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         body = self._stream.body
         if run is not None:
             self._declare_columns()
+            stream = self._stream
             body.u8(Op.ROWS)
             body.u16(len(run.numbers))
             for number in run.numbers:
                 body.u16(number)
+                body.u64(stream.counts[number])
+                stream.counts[number] += run.count
+                stream.ends[number] = stream.counts[number]
             body.u32(run.count)
             body.u8(1 if run.close else 0)
             for number, buffer in zip(run.numbers, run.buffers, strict=True):
@@ -205,14 +235,22 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
     def _declare_columns(self) -> None:
         stream = self._stream
         for column in self.columns[stream.columns :]:
-            body = stream.body
-            body.u8(Op.COLUMN)
-            body.text(json.dumps(list(column.path), separators=(",", ":"), default=str))
-            body.u8(column.code)
-            body.u8(len(column.shape))
+            record = Writer()
+            record.u8(Op.COLUMN)
+            record.u16(stream.columns)
+            record.text(_path_text(column.path))
+            record.u8(column.code)
+            record.u8(len(column.shape))
             for size in column.shape:
-                body.u64(size)
+                record.u64(size)
+            stream.body.meta += record.meta
+            stream.log.columns.append(bytes(record.meta))
             stream.columns += 1
+            stream.counts.append(0)
+            stream.before.append(0)
+            keep = stream.keeps.get(column.path)
+            if keep is not None:
+                stream.log.keeps[column.number] = keep
 
     # ------------------------------------------------------------------ items
 
@@ -263,8 +301,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             self._encode_item(t, table, given, trajectory, seconds)
             pending = self._push()
         key = self._key_of(pending, timeout)
-        assert key is not None
-        return key
+        return key or 0
 
     def _encode_item(
         self, number: int, table: str, priority: float | None, trajectory: Any, seconds: float
@@ -309,8 +346,12 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         known = stream.schemas.get(number)
         if known is None:
             known = stream.schemas[number] = len(stream.schemas)
-            stream.body.u8(Op.SCHEMA)
-            stream.body.text(self._remote.native.schema_text(number))
+            record = Writer()
+            record.u8(Op.SCHEMA)
+            record.u32(known)
+            record.text(self._remote.native.schema_text(number))
+            stream.body.meta += record.meta
+            stream.log.schemas.append(bytes(record.meta))
         return known
 
     def _key_of(
@@ -318,12 +359,13 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
     ) -> int | None:
         """The key of the last item of a message, which was answered."""
         assert pending is not None
-        reader = self._remote.link.answer(pending, timeout, cancel=cancel)
-        *before, (state, key, error) = _read_states(reader)
+        self._remote.link.answer(pending, timeout, cancel=cancel)
+        *before, (state, key, error) = pending.states
         for _, _, failed in before:
             self._stream.item_error = self._stream.item_error or failed
         if error is not None:
             raise error
+        # 0: the item was inserted by a server that died, and another one after it.
         return key if state == INSERTED else None
 
     # ------------------------------------------------------------------ sending
@@ -359,9 +401,9 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         stream = self._stream
         stream.in_flight -= 1
         if pending.error is not None:
-            stream.error = _as_remote(pending.error)
+            stream.fail(pending.error)
         elif not awaited:
-            for _, _, error in _read_states(pending.result()):
+            for _, _, error in pending.states:
                 stream.item_error = stream.item_error or error
         # Whoever has the lock looks again after giving it back.
         if stream.items and self._order.acquire(blocking=False):
@@ -393,7 +435,8 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         body.u32(min(n, 2**32 - 1))
         body.timeout(timeout_s)
         body.text(what)
-        self._remote.link.call(Kind.FLUSH, body, timeout_s)
+        reader = self._remote.link.call(Kind.FLUSH, body, timeout_s)
+        self._remote.link.settled(self._stream.log, reader.u64())
         self._raise_remote()
 
     def finish_episode(self, clear_buffers: bool) -> None:
@@ -410,11 +453,17 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             self._encode_run()
             self._declare_columns()
             super().configure_column(path, keep, max_rows)
-            body = self._stream.body
-            body.u8(Op.CONFIGURE)
-            body.text(json.dumps(list(path), separators=(",", ":"), default=str))
-            body.u32(keep)
-            body.u32(max_rows or 0)
+            record, stream = Writer(), self._stream
+            record.u8(Op.CONFIGURE)
+            record.text(_path_text(path))
+            record.u32(keep)
+            record.u32(max_rows or 0)
+            stream.body.meta += record.meta
+            stream.log.configured[path] = bytes(record.meta)
+            stream.keeps[path] = keep
+            for column in self.columns:
+                if column.path == path:
+                    stream.log.keeps[column.number] = keep
 
     def shut(self) -> int:
         """Closes the writer; the number of items that were held back and are lost."""
@@ -437,8 +486,9 @@ def _as_remote(error: BaseException) -> errors.ReverbError:
     return errors.ReverbError(str(error))
 
 
-def _read_states(reader: Reader) -> Iterator[tuple[int, int, errors.ReverbError | None]]:
-    """(state, key, error) for each item of a message."""
-    for _ in range(reader.count(limits.BRIDGE_MESSAGE_BYTES, "items")):
-        state, key = reader.u8(), reader.u64()
-        yield state, key, decode_error(reader) if state == FAILED else None
+def _ignore(error: BaseException) -> None:
+    """The writer is gone."""
+
+
+def _path_text(path: tuple[Any, ...]) -> str:
+    return json.dumps(list(path), separators=(",", ":"), default=str)

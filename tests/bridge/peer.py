@@ -39,7 +39,7 @@ class Peer:
     def send(self, frames: Sequence[Any]) -> None:
         self.socket.send_multipart(list(frames))
 
-    def hello(self, generation: int = 0, versions: tuple[int, int] = (1, 1)) -> Header:
+    def hello(self, generation: int = 0, versions: tuple[int, int] = (2, 2)) -> Header:
         self.send(protocol.encode(Kind.HELLO, hello_body(self.identity, generation, versions)))
         return self.receive()[0]
 
@@ -62,12 +62,13 @@ class Peer:
                 return header.kind == Kind.REFUSED
 
 
-def hello_body(identity: bytes, generation: int = 0, versions: tuple[int, int] = (1, 1)) -> Writer:
+def hello_body(identity: bytes, generation: int = 0, versions: tuple[int, int] = (2, 2)) -> Writer:
     body = Writer()
     body.u16(versions[0])
     body.u16(versions[1])
     body.meta += identity
     body.u64(generation)
+    body.u64(0)
     body.u8(0)
     body.u32(0)
     body.u32(0)

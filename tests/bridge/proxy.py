@@ -40,6 +40,7 @@ class Proxy:
         self._stopping = threading.Event()
         self._refusing = threading.Event()
         self._cut_now = threading.Event()
+        self._holding = threading.Event()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
@@ -52,6 +53,15 @@ class Proxy:
         if refuse:
             self._refusing.set()
         self._cut_now.set()
+
+    def hold_answers(self) -> None:
+        """From now on what servers say waits."""
+        self._holding.set()
+
+    def let_go(self) -> None:
+        """Cuts the connections whose answers wait, and holds no more."""
+        self.cut()
+        self._holding.clear()
 
     def accept_again(self) -> None:
         self._refusing.clear()
@@ -92,7 +102,8 @@ class Proxy:
 
     def _pump(self, near: socket.socket, far: socket.socket, budget: int | None) -> None:
         while not self._stopping.is_set():
-            ready, _, _ = select.select([near, far], [], [], 0.05)
+            sources = [near] if self._holding.is_set() else [near, far]
+            ready, _, _ = select.select(sources, [], [], 0.05)
             if self._cut_now.is_set():
                 self.cuts += 1
                 return

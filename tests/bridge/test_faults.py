@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import time
@@ -13,29 +12,16 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
-from shmreplay import errors, rate_limiters, selectors
+from shmreplay import errors
+from tests.bridge.killed import TABLE, in_order
 from tests.bridge.proxy import Proxy
-from tests.conftest import free_port
 
 CUTS = int(os.environ.get("BRIDGE_CUTS", "200"))
 INSERTS = int(os.environ.get("BRIDGE_INSERTS", "2000"))
-TABLE = "table"
 
 Serve = Callable[..., reverb.Server]
 Connect = Callable[..., reverb.Client]
 MakeProxy = Callable[..., Proxy]
-
-
-def in_order(size: int) -> reverb.Table:
-    """A table that keeps everything in order of insertion and gives each item once."""
-    return reverb.Table(
-        TABLE,
-        selectors.Fifo(),
-        selectors.Fifo(),
-        size,
-        rate_limiters.MinSize(1),
-        max_times_sampled=1,
-    )
 
 
 def all_ids(server: reverb.Server) -> list[int]:
@@ -171,58 +157,3 @@ def test_deadline_counts_while_the_server_is_out_of_reach(
     proxy.cut(refuse=True)
     with pytest.raises(errors.DeadlineExceededError, match="out of reach"):
         client.sample_batch(TABLE, 1, timeout=0.1)
-
-
-def serve_until_killed(sender: Any, name: str, port: int) -> None:
-    server = reverb.Server([in_order(1000)], name=name, port=port, capacity=16 << 20)
-    sender.send(server.port)
-    server.wait()
-
-
-def test_a_killed_server_that_is_recovered(
-    unique_name: Callable[[], str], connect: Connect, make_server: Serve
-) -> None:
-    """What was confirmed is there; who waited is told; clients go on with the new server."""
-    name, port = unique_name(), free_port()
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=serve_until_killed, args=(sender, name, port))
-    process.start()
-    assert receiver.recv() == port
-
-    class Target:
-        pass
-
-    target: Any = Target()
-    target.port = port
-    client = connect(target, timeout=60.0)
-    client.insert_batch(TABLE, {"id": np.arange(10)})
-    writer = client.trajectory_writer(1)
-    writer.append({"id": 10})
-    writer.create_item(TABLE, 1.0, {"id": writer.history["id"][-1]})
-    caught: list[BaseException] = []
-
-    def wait_for_more() -> None:
-        try:
-            client.sample_batch(TABLE, 100)
-        except errors.ReverbError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=wait_for_more)
-    thread.start()
-    with reverb.Client(f"shm://{name}") as local:
-        while local.server_info()[TABLE].rate_limiter_info.sample_stats.completed < 11:
-            time.sleep(0.002)
-        process.kill()
-        process.join()
-        make_server(None, name=name, port=port, capacity=None, recover=True)
-        thread.join(60)
-        assert [type(error) for error in caught] == [errors.ServerClosedError]
-        assert "started anew" in str(caught[0])
-        with pytest.raises(errors.ServerClosedError):
-            writer.append({"id": 11})
-            writer.create_item(TABLE, 1.0, {"id": writer.history["id"][-1]})
-        # The eleven that were drawn and never sent went with the server; all else goes on.
-        client.insert_batch(TABLE, {"id": np.arange(20, 25)})
-        got = [int(x) for x in client.sample_batch(TABLE, 5, timeout=30).data["id"]]
-        assert got == list(range(20, 25))

@@ -62,13 +62,13 @@ def test_a_message_before_hello(server: reverb.Server, caplog: pytest.LogCapture
 
 def test_another_version(server: reverb.Server, caplog: pytest.LogCaptureFixture) -> None:
     with Peer(server.port) as peer:
-        assert peer.hello(versions=(2, 9)).kind == Kind.REFUSED
+        assert peer.hello(versions=(3, 9)).kind == Kind.REFUSED
     with Peer(server.port) as peer:
-        peer.send([HEADER.pack(protocol.MAGIC, 2, Kind.HELLO, 0, 0, 0, 0, 0), b""])
+        peer.send([HEADER.pack(protocol.MAGIC, 1, Kind.HELLO, 0, 0, 0, 0, 0), b""])
         _, reader = peer.receive()
         error = protocol.decode_error(reader)
         assert type(error) is errors.VersionMismatchError
-        assert "version 2" in str(error)
+        assert "version 1" in str(error)
     assert caplog.text.count("a peer was dropped") == 2
 
 
@@ -105,15 +105,15 @@ def test_a_server_of_another_version(stack: Any) -> None:
         [b""],
         [b"GET / HTTP/1.1\r\n\r\n"],
         [b"x" * HEADER.size, b""],
-        [HEADER.pack(protocol.MAGIC, 1, 99, 0, 0, 0, 0, 0), b""],
-        [HEADER.pack(protocol.MAGIC, 1, Kind.STATS, 1, 0, 1, 0, 0), b""],
-        [HEADER.pack(protocol.MAGIC, 1, Kind.STATS, 0, 0, 5, 0, 0), b""],
-        [HEADER.pack(protocol.MAGIC, 1, Kind.STATS, 0, 0, 1, 0, 2**40), b""],
-        [HEADER.pack(protocol.MAGIC, 1, Kind.STATS, 0, 2**31, 1, 0, 0), b""],
-        [HEADER.pack(protocol.MAGIC, 1, Kind.STATS, 0, 0, 1, 0, 4), b"left"],
-        [HEADER.pack(protocol.MAGIC, 1, Kind.WELCOME, 0, 0, 0, 0, 0), b""],
-        [HEADER.pack(protocol.MAGIC, 1, Kind.INFO, 0, 0, 1, 0, 2), b"\xff\x00"],
-        [HEADER.pack(protocol.MAGIC, 1, Kind.WRITE, 0, 0, 1, 0, 4), b"\x09\x00\x00\x00"],
+        [HEADER.pack(protocol.MAGIC, 2, 99, 0, 0, 0, 0, 0), b""],
+        [HEADER.pack(protocol.MAGIC, 2, Kind.STATS, 1, 0, 1, 0, 0), b""],
+        [HEADER.pack(protocol.MAGIC, 2, Kind.STATS, 0, 0, 5, 0, 0), b""],
+        [HEADER.pack(protocol.MAGIC, 2, Kind.STATS, 0, 0, 1, 0, 2**40), b""],
+        [HEADER.pack(protocol.MAGIC, 2, Kind.STATS, 0, 2**31, 1, 0, 0), b""],
+        [HEADER.pack(protocol.MAGIC, 2, Kind.STATS, 0, 0, 1, 0, 4), b"left"],
+        [HEADER.pack(protocol.MAGIC, 2, Kind.WELCOME, 0, 0, 0, 0, 0), b""],
+        [HEADER.pack(protocol.MAGIC, 2, Kind.INFO, 0, 0, 1, 0, 2), b"\xff\x00"],
+        [HEADER.pack(protocol.MAGIC, 2, Kind.WRITE, 0, 0, 1, 0, 4), b"\x09\x00\x00\x00"],
         [b"x"] * (limits.BRIDGE_PARTS + 100),
     ],
     ids=range(13),

@@ -133,6 +133,8 @@ def test_who_waits_for_extensions_can_be_called_off(
         body.meta += CHANGE.pack(0, protocol.SET_MAX_SIZE, 3, 0, 0.0, 0, 0.0, 0.0)
     else:
         body.u16(0)
+    if kind == Kind.RESET:
+        body.u64(1)
     if kind in (Kind.UPDATE, Kind.DELETE):
         body.array(keys)
     if kind == Kind.UPDATE:

@@ -1,4 +1,4 @@
-"""Messages as version 1 of the protocol writes them; `frames_v1.json` has their bytes.
+"""Messages as version 2 of the protocol writes them; `frames_v2.json` has their bytes.
 
 Run it to write that file anew, which only a new version of the protocol may ask for.
 """
@@ -16,16 +16,17 @@ from shmreplay.bridge import protocol
 from shmreplay.bridge.protocol import CHANGE, ITEM, LISTED, REFERENCE, REPLACE, SQUEEZED, Kind, Op
 from shmreplay.bridge.wire import Writer
 
-FILE = Path(__file__).with_name("frames_v1.json")
+FILE = Path(__file__).with_name("frames_v2.json")
 
 SCHEMA = '["dict",[["x",["leaf",[11,[3],false]]]]]'
 
 
 def hello() -> Writer:
     body = Writer()
-    body.u16(1)
-    body.u16(1)
+    body.u16(2)
+    body.u16(2)
     body.meta += bytes(range(16))
+    body.u64(0)
     body.u64(0)
     body.u8(1)
     for numbers in ((3, 4), (2,)):
@@ -38,6 +39,7 @@ def hello() -> Writer:
 def insert_batch() -> Writer:
     body = Writer()
     body.u16(0)
+    body.u64(1)
     body.timeout(None)
     body.u64(300)
     body.text('["dict",[["x",["leaf",[11,[3],true]]]]]')
@@ -49,7 +51,11 @@ def insert_batch() -> Writer:
 def write() -> Writer:
     body = Writer()
     body.u32(1)
+    body.u64(1)
+    body.u64(0)
+    body.u32(0)
     body.u8(Op.COLUMN)
+    body.u16(0)
     body.text('["x"]')
     body.u8(11)
     body.u8(1)
@@ -57,6 +63,7 @@ def write() -> Writer:
     body.u8(Op.ROWS)
     body.u16(1)
     body.u16(0)
+    body.u64(0)
     body.u32(2)
     body.u8(1)
     body.array(np.arange(6, dtype=np.float32).reshape(2, 3))
@@ -65,10 +72,12 @@ def write() -> Writer:
     body.u32(8)
     body.u32(4)
     body.u8(Op.SCHEMA)
+    body.u32(0)
     body.text(SCHEMA)
     body.meta += ITEM.pack(Op.ITEM, 0, 0, 1.5, float("nan"), 1)
     body.meta += REFERENCE.pack(1, 0, 0, 2, 0, 1)
     body.u8(Op.SCHEMA)
+    body.u32(1)
     body.text(SCHEMA.replace("false", "true"))
     body.meta += ITEM.pack(Op.ITEM, 0, 1, 2.5, 0.25, 1)
     body.meta += REFERENCE.pack(1, 0, SQUEEZED | LISTED, 1, 0, 0)
@@ -81,7 +90,11 @@ def write() -> Writer:
 def write_replacement() -> Writer:
     body = Writer()
     body.u32(2)
+    body.u64(1)
+    body.u64(0)
+    body.u32(0)
     body.u8(Op.COLUMN)
+    body.u16(0)
     body.text('["x"]')
     body.u8(11)
     body.u8(1)
@@ -89,10 +102,12 @@ def write_replacement() -> Writer:
     body.u8(Op.ROWS)
     body.u16(1)
     body.u16(0)
+    body.u64(0)
     body.u32(1)
     body.u8(1)
     body.array(np.arange(3, dtype=np.float32).reshape(1, 3))
     body.u8(Op.SCHEMA)
+    body.u32(0)
     body.text(SCHEMA)
     body.meta += ITEM.pack(Op.ITEM, 0, 0, float("nan"), float("nan"), 1)
     body.meta += REFERENCE.pack(2, 0, 0, 1, 0, 1)
@@ -143,6 +158,7 @@ def failure() -> Writer:
 def compressed() -> Writer:
     body = Writer(compress=True)
     body.u16(0)
+    body.u64(2)
     body.timeout(1.0)
     body.u64(2)
     body.text('["leaf",[12,[1000],true]]')
@@ -171,7 +187,7 @@ def messages() -> dict[str, list[bytes]]:
         "stats": (Kind.STATS, Writer(), 10),
         "check": (Kind.CHECK, numbers(("u16", 0xFFFF)), 11),
         "writer_close": (Kind.WRITER_CLOSE, numbers(("u32", 1)), 12),
-        "reset": (Kind.RESET, numbers(("u16", 0)), 13),
+        "reset": (Kind.RESET, numbers(("u16", 0), ("u64", 3)), 13),
         "list": (Kind.LIST, numbers(("u16", 0), ("u64", 0)), 14),
         "fetch": (Kind.FETCH, keyed(False), 15),
         "configure": (Kind.CONFIGURE, configure(), 16),

@@ -26,6 +26,18 @@ static inline void insert_n(world *w, uint32_t n) {
 static void run_insert(void *w) { insert_n(w, 1); }
 static void run_insert_batch(void *w) { insert_n(w, 3); }
 
+#define FIRST_NUMBER 10u
+static inline void prepare_receipt(world *w) {
+    const uint64_t name[2] = {1, 2};
+    CHECK(sr_receipt_open(&w->st, name, 3, 4, &w->number) == SR_OK && w->number == 0);
+    sr_session_receipt(&w->actor, 0, FIRST_NUMBER);
+}
+static void run_receipt(void *arg) {
+    world *w = arg;
+    const uint64_t name[2] = {5, 6};
+    w->status = sr_receipt_open(&w->st, name, 7, 8, &w->number);
+}
+
 static inline void sample_n(world *w, uint32_t n) {
     w->status = sr_sample(&w->actor, 0, n, w->pins, &w->done, &w->seq);
 }
@@ -258,6 +270,10 @@ static inline void prepare_apart_third(world *w) {
     prepare_third(w);
     prepare_apart(w);
 }
+static inline void prepare_third_and_receipt(world *w) {
+    prepare_third(w);
+    prepare_receipt(w);
+}
 static void run_touch(void *arg) {
     world *w = arg;
     uint32_t found;
@@ -274,6 +290,9 @@ static const operation OPERATIONS[] = {
     {"first_insert", NULL, run_insert, INSERTS, 1, 0, 1, NULL},
     {"evicting_insert", NULL, run_insert, INSERTS, 1, 8, 1, NULL},
     {"evicting_batch", NULL, run_insert_batch, INSERTS, 3, 7, 1, NULL},
+    {"numbered_insert", prepare_receipt, run_insert, INSERTS, 1, 4, 1, NULL},
+    {"numbered_batch", prepare_receipt, run_insert_batch, INSERTS, 3, 7, 1, NULL},
+    {"receipt_open", NULL, run_receipt, NOTHING, 0, 1, 0, NULL},
     {"sample", NULL, run_sample, SAMPLES, 1, 4, 1, NULL},
     {"sample_batch", NULL, run_sample_batch, SAMPLES, 3, 4, 1, NULL},
     {"update", prepare_keys, run_update, UPDATES, 2, 5, 1, NULL},
@@ -314,6 +333,7 @@ static const operation OPERATIONS[] = {
     {"info", prepare_keys, run_info, NOTHING, 0, 4, 0, NULL},
     {"reclaim", prepare_dead, run_reclaim, NOTHING, 0, 4, 0, NULL},
     {"repair_insert", prepare_third, run_touch, INSERTS, 1, 8, 1, run_insert},
+    {"repair_numbered", prepare_third_and_receipt, run_touch, INSERTS, 1, 4, 1, run_insert},
     {"repair_sample", prepare_third, run_touch, SAMPLES, 1, 4, 1, run_sample},
     {"repair_delete", prepare_third, run_touch, DELETES, 2, 5, 1, run_delete},
     {"repair_pack", prepare_apart_third, run_touch, NOTHING, 0, 1, 0, run_pack},

@@ -66,6 +66,19 @@ static inline void new_items(const world *w, const contents *c, int64_t inserted
     }
 }
 
+/* What was numbered is written down if it is in the table, and only then. */
+static inline void survivor_receipt(world *w, int64_t inserts) {
+    sr_receipt_info r;
+    uint32_t n;
+    MUST(sr_receipts(&w->st, &n) == SR_OK, "receipts cannot be read");
+    if (n == 0 || !sr_receipt_get(&w->st, 0, &r) || r.lane != 3) return;
+    uint64_t last = inserts == 0 ? 0 : FIRST_NUMBER - 1 + (uint64_t)inserts;
+    MUST(r.done == last, "%lld items are there, and the receipt says that the last is %llu",
+         (long long)inserts, (unsigned long long)r.done);
+    MUST((r.key == 0) == (inserts == 0), "a receipt with the wrong key");
+    MUST(r.key == 0 || contents_find(&w->before, r.key) == NULL, "a receipt with an old key");
+}
+
 /* Is the table as it was before the operation, after it, or after a first part of it? */
 static inline void survivor_contents(const operation *op, world *w) {
     contents now;
@@ -95,6 +108,7 @@ static inline void survivor_contents(const operation *op, world *w) {
     MUST(op->effect != INSERTS || deletes == (over > 0 ? over : 0), "%lld items evicted of %lld",
          (long long)deletes, (long long)over);
     new_items(w, &now, inserts);
+    survivor_receipt(w, inserts);
     MUST(b->size == now.n && b->pending == 0, "sizes differ: %lld", (long long)b->size);
 }
 

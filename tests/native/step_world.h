@@ -4,6 +4,7 @@
 #define SR_STEP_WORLD_H
 
 #include "events_fixture.h"
+#include "remote.h"
 #include "step_image.h"
 #include "stripe.h"
 

@@ -1,0 +1,281 @@
+"""Requests of a client that are on their way, and what a writer needs to say again.
+
+As long as a server process lives, it knows what it was told. After its death the next one knows
+what is in the tables, and no more. So a client keeps, of each of its writers, the messages with
+steps that items may still refer to and with items that are not known to be in their table: a
+`WriterLog`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from shmreplay import errors
+from shmreplay.bridge.protocol import FAILED, Kind, decode_error
+from shmreplay.bridge.wire import Reader, Writer
+
+__all__ = ["Entry", "Pending", "State", "WriterLog", "read_written"]
+
+State = tuple[int, int, errors.ReverbError | None]
+"""What became of an item, its key, and what was wrong with it."""
+
+# Entries that are looked at, at least, before all of a log are.
+_COMPACT_FROM = 32
+
+
+class Pending:
+    """A request on its way, and then its answer."""
+
+    __slots__ = (
+        "_done",
+        "again",
+        "callback",
+        "cancelled",
+        "entry",
+        "error",
+        "frames",
+        "kind",
+        "log",
+        "nbytes",
+        "reader",
+        "sequence",
+        "states",
+    )
+
+    def __init__(
+        self, kind: Kind, frames: list[Any], callback: Callable[[Pending], None] | None = None
+    ) -> None:
+        """Takes the meta part and the parts that follow it.
+
+        The callback is called by the link's thread with the answer.
+        """
+        self.kind = kind
+        self.frames = frames
+        self.nbytes = sum(map(len, frames))
+        self.sequence = 0
+        """0: it was not sent yet."""
+        self.cancelled = False
+        self.again = False
+        """Made from a log: nobody waits for it."""
+        self.reader: Reader | None = None
+        self.error: BaseException | None = None
+        self.states: list[State] = []
+        """Of the items of a message of a writer."""
+        self.log: WriterLog | None = None
+        self.entry: Entry | None = None
+        """Where it is noted, of a message of a writer."""
+        self.callback = callback
+        self._done = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is there."""
+        return self._done.is_set()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Waits for the answer; False if it is not there in time."""
+        return self._done.wait(seconds)
+
+    def settle(self, reader: Reader | None, error: BaseException | None) -> None:
+        """The answer has come."""
+        self.reader, self.error = reader, error
+        self.frames = []
+        callback, self.callback = self.callback, None  # it may refer to the writer
+        if callback is not None:
+            try:
+                callback(self)
+            except errors.ReverbError as failure:
+                self.error = failure  # an answer that cannot be read
+        self._done.set()
+
+    def result(self) -> Reader:
+        """The answer.
+
+        Raises:
+            ReverbError: The server could not do it.
+        """
+        if self.error is not None:
+            raise self.error
+        assert self.reader is not None
+        return self.reader
+
+
+class Entry:
+    """A message of a writer that may have to be said again."""
+
+    __slots__ = ("before", "ends", "first", "frames", "items", "order", "pending")
+
+    def __init__(
+        self, pending: Pending, first: int, items: int, before: list[int], ends: dict[int, int]
+    ) -> None:
+        """See `WriterLog.message`."""
+        self.pending: Pending = pending
+        self.frames = pending.frames
+        self.first = first
+        """Number of its first item."""
+        self.items = items
+        self.before = before
+        """Values of each column before this message."""
+        self.ends = ends
+        """Column -> number after that of the last value in this message."""
+        self.order = 0
+        """Which came first, of all writers' messages."""
+
+
+class WriterLog:
+    """What the next server needs to know of one writer. Changed under the link's lock."""
+
+    def __init__(self, number: int, keep: int, opened: Pending) -> None:
+        """Begins a log.
+
+        Args:
+            number: Of the writer.
+            keep: Steps within reach, of columns that say nothing else.
+            opened: The message that opened it.
+        """
+        self.number = number
+        self.opened = opened
+        self.open_frames = list(opened.frames)
+        self.keep = keep
+        self.keeps: dict[int, int] = {}
+        """Steps within reach, of columns that say something else."""
+        self.settled = 0
+        """Items up to this one are in their tables, or were refused."""
+        self.refused: set[int] = set()
+        """Items beyond it that were refused."""
+        self.columns: list[bytes] = []
+        self.configured: dict[tuple[Any, ...], bytes] = {}
+        self.schemas: list[bytes] = []
+        """Records as they are written in messages."""
+        self.entries: list[Entry] = []
+        self.failed: Callable[[BaseException], None] = lambda error: None
+        """Called where saying it again fails."""
+        self._compact_at = _COMPACT_FROM
+
+    def header(self, first: int, body: Writer) -> Writer:
+        """Begins a message of the writer whose first item has this number."""
+        body.u32(self.number)
+        body.u64(first)
+        body.u64(self.settled)
+        refused = sorted(self.refused)
+        body.u32(len(refused))
+        for item in refused:
+            body.u64(item)
+        return body
+
+    def message(self, entry: Entry) -> None:
+        """Notes a message that is sent now, and forgets what is not needed any more."""
+        self.entries.append(entry)
+        needed = self._needed()
+        drop = 0
+        while drop < len(self.entries) and not needed(self.entries[drop]):
+            drop += 1
+        del self.entries[:drop]
+        if len(self.entries) >= self._compact_at:
+            # A column that has a value once in a while keeps an old message, but not those since.
+            self.entries = [entry for entry in self.entries if needed(entry)]
+            self._compact_at = max(2 * len(self.entries), _COMPACT_FROM)
+
+    def _needed(self) -> Callable[[Entry], bool]:
+        waits = (
+            e for e in self.entries if e.first + e.items - 1 > self.settled or not e.pending.done
+        )
+        oldest = next(waits, self.entries[-1])
+        # An item refers to steps that were within reach when it was made.
+        reach = [count - self.keeps.get(k, self.keep) for k, count in enumerate(oldest.before)]
+
+        def needed(entry: Entry) -> bool:
+            return (
+                not entry.pending.done
+                or (entry.items > 0 and entry.first + entry.items - 1 > self.settled)
+                or any(k >= len(reach) or end > reach[k] for k, end in entry.ends.items())
+            )
+
+        return needed
+
+    def answered(self, entry: Entry, settled: int) -> None:
+        """A message was answered: items up to `settled` are settled, and `states` are known."""
+        self.settled = max(self.settled, settled)
+        numbers = range(entry.first, entry.first + entry.items)
+        failed = (
+            n for n, state in zip(numbers, entry.pending.states, strict=True) if state[0] == FAILED
+        )
+        self.refused = {n for n in (*self.refused, *failed) if n > self.settled}
+
+    # ------------------------------------------------------------------ saying it again
+
+    def beginning(self) -> list[Pending]:
+        """Messages that open the writer again, with its columns and structures."""
+        opened = self.opened
+        if opened.done:
+            opened = self._made(Kind.WRITER_OPEN, self.open_frames)
+        body = self.header(self.settled + 1, Writer())
+        for record in (*self.configured.values(), *self.columns, *self.schemas):
+            body.meta += record
+        return [opened, self._made(Kind.WRITE, [bytes(body.meta)])]
+
+    def again(self) -> Iterator[tuple[int, Pending]]:
+        """Messages with their place among those of all writers."""
+        for entry in self.entries:
+            pending = entry.pending
+            frames = [self._renewed(entry), *entry.frames[1:]]
+            if pending.done:
+                pending = self._made(Kind.WRITE, frames)
+            else:
+                pending.frames, pending.nbytes = frames, sum(map(len, frames))
+            yield entry.order, pending
+
+    def ending(self) -> list[Pending]:
+        """What the oldest of these messages may have changed back."""
+        body = self.header(self.settled + 1, Writer())
+        for record in self.configured.values():
+            body.meta += record
+        return [self._made(Kind.WRITE, [bytes(body.meta)])] if self.configured else []
+
+    def _made(self, kind: Kind, frames: list[Any]) -> Pending:
+        pending = Pending(kind, frames, self._check)
+        pending.again = True
+        return pending
+
+    def _renewed(self, entry: Entry) -> bytes:
+        """The meta part of a message, with what is settled by now."""
+        old = Reader(entry.frames[0])
+        old.take(20)
+        old.take(8 * old.count(entry.items + 2**20, "items"))
+        return bytes(self.header(entry.first, Writer()).meta) + bytes(old.rest())
+
+    def _check(self, pending: Pending) -> None:
+        if pending.error is not None:
+            self.failed(pending.error)
+
+
+def read_written(reader: Reader, items: int) -> tuple[int, list[State]]:
+    """Takes an answer to WRITE apart: up to where items are settled, what became of those in it.
+
+    Raises:
+        ProtocolError: It does not speak of so many items.
+    """
+    settled, n = reader.u64(), reader.u32()
+    if n != items:
+        raise errors.ProtocolError(f"an answer about {n} items; {items} were sent")
+    states: list[State] = []
+    for _ in range(n):
+        state, key = reader.u8(), reader.u64()
+        states.append((state, key, decode_error(reader) if state == FAILED else None))
+    reader.finish()
+    return settled, states
+
+
+def frames_of(body: Writer) -> list[Any]:
+    """What follows the header of a message."""
+    return [bytes(body.meta), *body.parts]
+
+
+def in_order(logs: Sequence[WriterLog]) -> list[Pending]:
+    """All that is to be said again, in an order in which it can be understood."""
+    said = [pending for log in logs for pending in log.beginning()]
+    again = sorted((place for log in logs for place in log.again()), key=lambda place: place[0])
+    said += [pending for _, pending in again]
+    return said + [pending for log in logs for pending in log.ending()]

@@ -1,0 +1,197 @@
+"""The bridge's process dies: what was asked of it is done exactly once nevertheless."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shmreplay as reverb
+from shmreplay import errors
+from tests.bridge.killed import DEADLINE, TABLE, KilledServer, Killer, in_order
+from tests.bridge.proxy import Proxy
+from tests.bridge.test_faults import WAYS
+from tests.conftest import free_port
+
+KILLS = int(os.environ.get("BRIDGE_KILLS", "2"))
+
+
+@pytest.fixture
+def killed(unique_name: Callable[[], str]) -> Iterator[Callable[..., KilledServer]]:
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> KilledServer:
+            server = KilledServer(unique_name(), free_port(), **options)
+            stack.callback(server.stop)
+            return server
+
+        yield make
+
+
+def connect(port: int, stack: ExitStack) -> reverb.Client:
+    address = f"tcp://127.0.0.1:{port}"
+    return stack.enter_context(reverb.Client(address, reverb.RemoteOptions(timeout=DEADLINE)))
+
+
+def ids_in(name: str) -> list[int]:
+    """What is in the table, in order, by way of shared memory."""
+    with reverb.Client(f"shm://{name}") as client:
+        size = client.server_info()[TABLE].current_size
+        ids = client.sample_batch(TABLE, size, timeout=0).data["id"] if size else np.zeros(0)
+        client.check()
+        return [int(x) for x in ids.ravel()]
+
+
+@pytest.mark.parametrize("cuts", [False, True], ids=["whole", "cuts"])
+@pytest.mark.parametrize("way", WAYS)
+def test_each_insert_is_there_exactly_once_and_in_order(
+    killed: Callable[..., KilledServer], way: str, cuts: bool
+) -> None:
+    server = killed()
+    done = 0
+    with ExitStack() as stack:
+        port = server.port
+        if cuts:
+            proxy = Proxy(server.port, seed=3, least=4000, most=40_000)
+            stack.callback(proxy.close)
+            port = proxy.port
+        client = connect(port, stack)
+        killer = Killer(server.replace, KILLS, seed=len(way) + cuts)
+        stack.callback(killer.join)
+        while not killer.over:
+            WAYS[way](client, done, 50)
+            done += 50
+            killer.step()
+    assert server.kills == KILLS
+    assert ids_in(server.name) == list(range(done))
+
+
+def test_a_client_goes_on_with_the_next_server(killed: Callable[..., KilledServer]) -> None:
+    """What was confirmed is there; who waits goes on waiting; writers and samplers go on."""
+    server = killed()
+    with ExitStack() as stack:
+        client = connect(server.port, stack)
+        keys = client.insert_batch(TABLE, {"id": np.arange(10)})
+        writer = client.trajectory_writer(4)
+        for i in range(10, 14):
+            writer.append({"id": i})
+        got: list[Any] = []
+        waiting = threading.Thread(
+            target=lambda: got.append(client.sample_batch("narrow", 2, timeout=DEADLINE))
+        )
+        waiting.start()
+        assert client.update_priorities(TABLE, keys, np.full(10, 2.0)) == 10
+        server.replace()
+        # Steps that the dead one had, and no item had referred to.
+        assert writer.create_item(TABLE, 1.0, {"id": writer.history["id"][-1]}) is not None
+        assert writer.create_item(TABLE, 1.0, {"id": writer.history["id"][0]}) is not None
+        assert client.update_priorities(TABLE, keys, np.full(10, 3.0)) == 10
+        client.insert_batch("narrow", {"id": np.array([1, 2])})
+        waiting.join(DEADLINE)
+        assert got[0].data["id"].tolist() == [1, 2]
+        server.replace()
+        for i in range(14, 20):
+            writer.append({"id": i})
+            writer.create_item(TABLE, 1.0, {"id": writer.history["id"][-1]})
+        writer.end_episode()
+        writer.close()
+    assert ids_in(server.name) == [*range(10), 13, 10, *range(14, 20)]
+
+
+def test_items_that_the_limiter_holds_back_are_not_lost(
+    killed: Callable[..., KilledServer],
+) -> None:
+    server = killed()
+    total = 40
+    got: list[int] = []
+    with ExitStack() as stack:
+        client = connect(server.port, stack)
+        writer = client.trajectory_writer(2)
+        for i in range(total):
+            writer.append({"id": i})
+            writer.create_item("narrow", 1.0, {"id": writer.history["id"][-1]})
+            if i == total // 2:
+                server.replace()
+        server.replace()
+        flushing = threading.Thread(target=writer.flush)
+        flushing.start()
+        with reverb.Client(f"shm://{server.name}") as local:
+            while len(got) < total:
+                got.append(int(local.sample_batch("narrow", 1, timeout=DEADLINE).data["id"][0]))
+                if len(got) == total // 4:
+                    server.replace()
+        flushing.join(DEADLINE)
+        assert not flushing.is_alive()
+    assert got == list(range(total))
+
+
+def test_a_column_that_seldom_has_a_value_stays_within_reach(
+    killed: Callable[..., KilledServer],
+) -> None:
+    """Its last message is kept, and those in between are not."""
+    server = killed()
+    with ExitStack() as stack:
+        client = connect(server.port, stack)
+        writer: Any = client.trajectory_writer(3)
+        writer.configure(("goal",), num_keep_alive_refs=1, max_chunk_length=None)
+        writer.append({"id": 0, "goal": np.full(3, 7.0)})
+        goal = writer.history["goal"][-1]
+        for i in range(1, 300):
+            writer.append({"id": i})
+            writer.create_item(TABLE, 1.0, {"id": writer.history["id"][-1]})
+        assert len(writer._stream.log.entries) < 40
+        server.replace()
+        trajectory = {"goal": goal, "id": writer.history["id"][-3:]}
+        writer.create_item("narrow", 1.0, trajectory)
+        found = client.sample_batch("narrow", 1, timeout=DEADLINE).data
+        assert found["goal"].tolist() == [[7.0] * 3]
+        assert found["id"].tolist() == [[297, 298, 299]]
+    assert ids_in(server.name) == list(range(1, 300))
+
+
+def test_a_reset_is_not_repeated(killed: Callable[..., KilledServer]) -> None:
+    """What was confirmed after a reset, whose own answer was lost, stays."""
+    server = killed()
+    with ExitStack() as stack:
+        proxy = Proxy(server.port)
+        stack.callback(proxy.close)
+        client = connect(proxy.port, stack)
+        client.insert_batch(TABLE, {"id": np.arange(5)})
+        proxy.hold_answers()
+        resetting = threading.Thread(target=lambda: client.reset(TABLE))
+        resetting.start()
+        with reverb.Client(f"shm://{server.name}") as local:
+            while local.server_info()[TABLE].current_size:
+                time.sleep(0.002)
+            local.insert_batch(TABLE, {"id": np.arange(5, 8)})
+        server.kill()
+        proxy.let_go()
+        server.start()
+        resetting.join(DEADLINE)
+        assert not resetting.is_alive()
+    assert ids_in(server.name) == [5, 6, 7]
+
+
+def test_a_store_that_is_new_knows_nobody(
+    unique_name: Callable[[], str], make_server: Callable[..., reverb.Server]
+) -> None:
+    port = free_port()
+    server = KilledServer(unique_name(), port)
+    with ExitStack() as stack:
+        client = connect(port, stack)
+        client.insert_batch(TABLE, {"id": np.arange(5)})
+        writer = client.trajectory_writer(1)
+        server.kill()
+        make_server([in_order(100)], name=server.name, port=port, recover=False)
+        with pytest.raises(errors.ServerClosedError, match="started anew"):
+            writer.append({"id": 1})
+            writer.create_item(TABLE, 1.0, {"id": writer.history["id"][-1]})
+        # The client connects to the new one.
+        client.insert_batch(TABLE, {"id": np.arange(3)})
+        assert client.server_info()[TABLE].current_size == 3
