@@ -190,6 +190,9 @@ BRIDGE_PROBE_BYTES: Final = 16 * 2**10
 BRIDGE_TEXT_BYTES: Final = MAX_CONFIG_JSON_BYTES
 """Bytes of a text in a message: the longest is a table's configuration."""
 
+BRIDGE_PROCESSES: Final = 64
+"""Processes of a bridge: more than a machine has use for."""
+
 BRIDGE_SESSIONS: Final = 4096
 """Remote clients at once: as many as a store has sessions for writers."""
 

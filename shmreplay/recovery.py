@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
@@ -29,6 +30,7 @@ from shmreplay.store import Store
 from shmreplay.table import Table, TableConfig
 
 __all__ = [
+    "BRIDGE_ROLE",
     "CLIENTS_ONLY",
     "DAMAGED",
     "DEAD",
@@ -44,6 +46,7 @@ __all__ = [
     "names",
     "port_of",
     "take_over",
+    "wait_for_bridge",
 ]
 
 _log = logging.getLogger(__name__)
@@ -55,6 +58,12 @@ STARTING: Final = "starting"
 STOPPED: Final = "stopped"
 DAMAGED: Final = "damaged"
 OTHER_VERSION: Final = "other version"
+
+BRIDGE_ROLE: Final = "bridge"
+"""As what a process that serves remote clients takes part in a store."""
+
+_BRIDGE_WAIT_S = 5.0
+_BRIDGE_LOOK_S = 0.02
 
 
 # --- taking over --------------------------------------------------------------------------------
@@ -139,6 +148,31 @@ def port_of(name: str) -> int | None:
     segment.check_name(name)
     with look(name) as found:
         return None if found.native is None else found.native.port or None
+
+
+def wait_for_bridge(name: str) -> None:
+    """Waits until the processes that served remote clients for a dead server have died as well.
+
+    They do so by themselves, at once. What they insert and the next server's must not mix.
+
+    Raises:
+        StoreExistsError: One still lives.
+    """
+    segment.check_name(name)
+    deadline = time.monotonic() + _BRIDGE_WAIT_S
+    while True:
+        with look(name) as found:
+            if found.state == SERVED:
+                return  # nothing to take over
+            alive = [p.pid for p in found.participants if p.role == BRIDGE_ROLE and p.alive]
+        if not alive:
+            return
+        if time.monotonic() > deadline:
+            raise StoreExistsError(
+                f"Got recover=True for store {name!r}, whose server died, but the processes {alive}"
+                " of its bridge still run; end them."
+            )
+        time.sleep(_BRIDGE_LOOK_S)
 
 
 # --- looking ------------------------------------------------------------------------------------

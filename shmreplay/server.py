@@ -84,6 +84,9 @@ class Server:
             where other hosts reach `bind`.
         insecure: Let other hosts in without keys, on a network that is trusted.
         compress: Compress what is sent to clients that ask for it, where that makes it smaller.
+        bridge_workers: Processes that serve remote clients, each at a port of its own: `port`,
+            `port + 1`, ..., all of which clients must be able to reach. One that dies is started
+            anew, and its clients go on. 0: a thread of this process serves them.
 
     Raises:
         InvalidArgumentError: No tables, equal names, a port or capacity out of range; tables
@@ -110,21 +113,17 @@ class Server:
         auth: Any = None,
         insecure: bool = False,
         compress: bool = True,
+        bridge_workers: int = 0,
     ) -> None:
         """Makes the store, or takes it over."""
-        if recover and name is None:
-            raise errors.InvalidArgumentError(
-                "Got recover=True without a name; expected name=: give that of a store that there "
-                "is."
-            )
+        self._name = _name_of(name, recover)
         self._bridge: Any = None
         checked = None if recover and tables is None else checked_tables(tables)
         settings = _checkpoint_settings(checkpointer)
         _prepare_extensions(checked or ())
-        self._name = f"{os.getpid()}-{secrets.token_hex(4)}" if name is None else name
-        known = recovery.port_of(self._name) if recover and port is None else None
-        self._socket, self._port = _reserve_port(port) if known is None else _reserve_again(known)
-        options = (bind, auth, insecure, compress) if port is not None else None
+        workers = _checked_workers(bridge_workers)
+        known = self._take_port(port, recover)
+        options = (workers, bind, auth, insecure, compress) if port is not None else None
         store, recovered = self._make_store(checked, capacity, recover, options, settings)
         if known not in (None, self._port):
             _log.warning("port %d of store %r is taken: it has %d now", known, name, self._port)
@@ -138,12 +137,23 @@ class Server:
         self._checkpoints: CheckpointThread | None = None
         self._start(checked or (), recovered, settings)
 
+    def _take_port(self, port: Any, recover: bool) -> int | None:
+        """Binds a port: of a server that died its own, once nobody serves it there any more.
+
+        Says which it had, where none is asked for.
+        """
+        if recover:
+            recovery.wait_for_bridge(self._name)
+        known = recovery.port_of(self._name) if recover and port is None else None
+        self._socket, self._port = _reserve_port(port) if known is None else _reserve_again(known)
+        return known
+
     def _make_store(
         self,
         tables: Sequence[Table] | None,
         capacity: int | None,
         recover: bool,
-        bridge: tuple[str, Any, bool, bool] | None,
+        bridge: tuple[int, str, Any, bool, bool] | None,
         settings: CheckpointSettings,
     ) -> tuple[Store, bool]:
         """Makes or takes over the store, once the bridge, if there is to be one, listens.
@@ -356,11 +366,37 @@ def _reserve_port(port: Any) -> tuple[socket.socket, int]:
     return reserved, reserved.getsockname()[1]
 
 
-def _bind_bridge(port: int, bind: str, auth: Any, insecure: bool, compress: bool) -> Any:
+def _name_of(name: str | None, recover: bool) -> str:
+    if name is not None:
+        return name
+    if recover:
+        raise errors.InvalidArgumentError(
+            "Got recover=True without a name; expected name=: give that of a store that there is."
+        )
+    return f"{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _checked_workers(value: Any) -> int:
+    workers = limits.checked_int("bridge_workers", value)
+    if not 0 <= workers <= limits.BRIDGE_PROCESSES:
+        raise errors.InvalidArgumentError(
+            f"bridge_workers must be in [0, {limits.BRIDGE_PROCESSES}], got {value}"
+        )
+    return workers
+
+
+def _bind_bridge(
+    port: int, workers: int, bind: str, auth: Any, insecure: bool, compress: bool
+) -> Any:
     """A bridge that listens already. Imported here: a server without one does not need ZeroMQ."""
     from shmreplay.bridge.server import BridgeServer
 
-    return BridgeServer(port, bind=bind, keys=auth, insecure=insecure, compress=compress)
+    options: Any = {"bind": bind, "keys": auth, "insecure": insecure, "compress": compress}
+    if workers == 0:
+        return BridgeServer(port, **options)
+    from shmreplay.bridge.workers import BridgeWorkers
+
+    return BridgeWorkers(port, workers, **options)
 
 
 def _reserve_again(port: int) -> tuple[socket.socket, int]:

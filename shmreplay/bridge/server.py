@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
@@ -50,6 +51,8 @@ class BridgeServer:
         keys: auth.ServerKeys | None = None,
         insecure: bool = False,
         compress: bool = True,
+        ports: Sequence[int] = (0,),
+        worker: int = 0,
     ) -> None:
         """Binds.
 
@@ -59,6 +62,8 @@ class BridgeServer:
             keys: Which clients may connect; None without encryption.
             insecure: Allow an address that other hosts reach without keys.
             compress: Compress for clients that ask for it.
+            ports: Of all processes that serve the store.
+            worker: Which of them this is.
 
         Raises:
             InvalidArgumentError: The address cannot be used, or needs keys.
@@ -73,6 +78,7 @@ class BridgeServer:
         host = f"[{bind}]" if ":" in bind and not bind.startswith("[") else bind
         self.endpoint = f"tcp://{host}:{port}"
         self._compress = compress
+        self._place = (ports, worker)
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -87,7 +93,9 @@ class BridgeServer:
 
     def start(self, store_address: str) -> None:
         """Serves the store at `'shm://NAME'`."""
-        self._dispatcher = Dispatcher(store_address, self.endpoint, self._compress, self._send)
+        self._dispatcher = Dispatcher(
+            store_address, self.endpoint, self._compress, self._send, *self._place
+        )
         self._thread = threading.Thread(target=self._run, name="shmreplay-bridge", daemon=True)
         self._thread.start()
 

@@ -42,14 +42,14 @@ class KilledServer:
     """A server in a process of its own."""
 
     def __init__(self, name: str, port: int, **options: Any) -> None:
-        self.name, self.port, self._options = name, port, options
+        self.name, self.port, self.options = name, port, options
         self.kills = 0
         self._context = multiprocessing.get_context("spawn")
         self.start()
 
     def start(self) -> None:
         receiver, sender = self._context.Pipe(duplex=False)
-        arguments = (sender, self.name, self.port, self._options)
+        arguments = (sender, self.name, self.port, self.options)
         self.process = self._context.Process(target=serve, args=arguments)
         self.process.start()
         sender.close()

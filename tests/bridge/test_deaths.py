@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ from tests.bridge.proxy import Proxy
 from tests.bridge.test_faults import WAYS
 from tests.conftest import free_port
 
-KILLS = int(os.environ.get("BRIDGE_KILLS", "2"))
+KILLS = int(os.environ.get("BRIDGE_KILLS", "1"))
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def killed(unique_name: Callable[[], str]) -> Iterator[Callable[..., KilledServe
     with ExitStack() as stack:
 
         def make(**options: Any) -> KilledServer:
-            server = KilledServer(unique_name(), free_port(), **options)
+            server = KilledServer(unique_name(), options.pop("port", 0) or free_port(), **options)
             stack.callback(server.stop)
             return server
 
@@ -48,8 +50,7 @@ def ids_in(name: str) -> list[int]:
         return [int(x) for x in ids.ravel()]
 
 
-@pytest.mark.parametrize("cuts", [False, True], ids=["whole", "cuts"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "cuts"), list(zip(WAYS, [False, True] * 2, strict=True)))
 def test_each_insert_is_there_exactly_once_and_in_order(
     killed: Callable[..., KilledServer], way: str, cuts: bool
 ) -> None:
@@ -195,3 +196,94 @@ def test_a_store_that_is_new_knows_nobody(
         # The client connects to the new one.
         client.insert_batch(TABLE, {"id": np.arange(3)})
         assert client.server_info()[TABLE].current_size == 3
+
+
+# ---------------------------------------------------------------------- several processes
+
+WORKERS = 2
+
+
+@pytest.fixture
+def workers(
+    unique_name: Callable[[], str], make_server: Callable[..., reverb.Server]
+) -> reverb.Server:
+    """A server whose bridge has processes of its own."""
+    return make_server(
+        [in_order(1_000_000), reverb.Table.queue("narrow", 3)],
+        name=unique_name(),
+        port=free_ports(WORKERS),
+        bridge_workers=WORKERS,
+        capacity=256 << 20,
+    )
+
+
+def free_ports(n: int) -> int:
+    """The first of n ports in a row that nobody uses."""
+    while True:
+        first = free_port()
+        try:
+            for port in range(first, first + n):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return first
+
+
+def replace_worker(server: reverb.Server, number: int) -> None:
+    """Kills a process of the bridge, and waits for the one that takes its place."""
+    bridge: Any = server._bridge
+    pid = bridge.pids[number]
+    os.kill(pid, signal.SIGKILL)
+    end = time.monotonic() + DEADLINE
+    while bridge.pids[number] == pid:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("way", ["batches", "pipelined"] if KILLS == 1 else WAYS)
+def test_each_insert_is_there_exactly_once_although_the_bridge_s_process_is_killed(
+    workers: reverb.Server, way: str
+) -> None:
+    """Each process has a client, and each is killed in turn."""
+    done = [0, 0]
+    with ExitStack() as stack:
+        clients = [connect(workers.port, stack) for _ in range(WORKERS)]
+        turn = iter(range(1000))
+        killer = Killer(lambda: replace_worker(workers, next(turn) % WORKERS), 2 * KILLS, seed=9)
+        stack.callback(killer.join)
+        while not killer.over:
+            for i, client in enumerate(clients):
+                WAYS[way](client, i * 1_000_000 + done[i], 50)
+                done[i] += 50
+                killer.step()
+    ids = ids_in(workers.name)
+    assert [x for x in ids if x < 1_000_000] == list(range(done[0]))
+    assert [x - 1_000_000 for x in ids if x >= 1_000_000] == list(range(done[1]))
+
+
+def test_a_killed_server_takes_its_bridge_with_it(killed: Callable[..., KilledServer]) -> None:
+    """The next one, with another number of processes, serves the clients of all of them."""
+    server = killed(port=free_ports(3), bridge_workers=3)
+    with ExitStack() as stack:
+        clients = [connect(server.port, stack) for _ in range(3)]
+        for i, client in enumerate(clients):
+            client.insert_batch(TABLE, {"id": np.array([i])})
+        server.options["bridge_workers"] = 2
+        server.replace()
+        for i, client in enumerate(clients):
+            client.insert_batch(TABLE, {"id": np.array([3 + i])})
+        server.options["bridge_workers"] = 0
+        server.replace()
+        for i, client in enumerate(clients):
+            client.insert_batch(TABLE, {"id": np.array([6 + i])})
+    assert ids_in(server.name) == list(range(9))
+
+
+def test_a_port_of_the_bridge_that_is_taken(make_server: Callable[..., reverb.Server]) -> None:
+    first = free_ports(2)
+    with socket.create_server(("127.0.0.1", first + 1)):
+        with pytest.raises(errors.InvalidArgumentError, match=f"{first + 1} cannot be used"):
+            make_server([in_order(100)], port=first, bridge_workers=2)
+    with pytest.raises(errors.InvalidArgumentError, match="bridge_workers"):
+        make_server([in_order(100)], port=first, bridge_workers=-1)
+    make_server([in_order(100)], port=first, bridge_workers=2)
