@@ -25,6 +25,7 @@ from shmreplay.bridge.wire import Reader, Writer
 from shmreplay.bridge.writer import RemoteTrajectoryWriter
 from shmreplay.connection import LISTED, Connection, Limiter
 from shmreplay.item_schema import ItemSchema
+from shmreplay.store import registered
 from shmreplay.table import Changeable, TableConfig
 
 __all__ = ["RemoteConnection", "RemoteSession"]
@@ -71,6 +72,7 @@ class RemoteConnection(Connection):
         except BaseException:
             self.link.close()
             raise
+        self.link.look = self._check_own_thread
         self._remote_schemas: dict[int, ItemSchema] = {}
         self._next_writer = 0
         self._checker = _native.Session(self.native, _native.SESSION_CLIENT)
@@ -85,6 +87,17 @@ class RemoteConnection(Connection):
         super().check_open()
         if self.link.lost is not None:
             raise self.link.lost
+
+    def _check_own_thread(self) -> None:
+        """Refuses to wait for extensions in the thread of this process that calls them.
+
+        Raises:
+            ExtensionError: This is that thread, and a table has no room to tell them of more.
+        """
+        store = registered(self.store_name)
+        if store is not None:
+            for number in self.tables.values():
+                store.native.check_extension_thread(number)
 
     def close(self) -> None:
         """Takes leave. Idempotent."""

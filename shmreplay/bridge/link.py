@@ -36,6 +36,7 @@ _SLICE_S = limits.WAIT_SLICE_MS / 1000
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.5
 _LEAST_S = 1.0
+_LOOK_EVERY_S = 0.5
 # Answers after which the server is told that it need not keep them.
 _SAY_AFTER = 64
 # Attempts at another port than the one that was asked for, before that one is asked again.
@@ -73,6 +74,8 @@ class Link:
         self.lost: errors.ReverbError | None = None
         self.welcome: Reader | None = None
         self.connections = 0
+        self.look: Callable[[], None] = lambda: None
+        """Called now and then by who waits for an answer; may raise."""
         self.held: set[int] = set()
         """Answers whose items the caller has not delivered yet: the server keeps them pinned."""
         self._session = secrets.token_bytes(16)
@@ -259,7 +262,8 @@ class Link:
         try:
             if cancel and timeout is not None and not pending.wait(max(timeout, 0.0)):
                 self.cancel(pending)
-            while not pending.wait(1.0):
+            while not pending.wait(_LOOK_EVERY_S):
+                self.look()
                 if end is not None and not self._connected and time.monotonic() > end:
                     raise errors.DeadlineExceededError(
                         f"no answer within {timeout} s: the server at {self.address} is out of"

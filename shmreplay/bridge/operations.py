@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,9 @@ class Operations:
         self._client = Client(address)
         self.connection: Connection = self._client._connected()
         self._native = self.connection.native
-        # Walking all invariants of a store takes long, and so does writing it to disk.
-        self._slow = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shmreplay-check")
+        # What takes long: walking all invariants of a store, writing it to disk, emptying a large
+        # table.
+        self._slow = ThreadPoolExecutor(max_workers=3, thread_name_prefix="shmreplay-slow")
         self.kinds: dict[Kind, Callable[[Session, Reader, Task], Work]] = {
             Kind.INSERT_BATCH: self._insert_batch,
             Kind.SAMPLE: self._sample,
@@ -79,6 +80,8 @@ class Operations:
                     return self._native.can_insert(number, 1)
                 case (int(number), "events"):
                     return not self._native.events_behind(number)
+                case ("thread", Future() as result):
+                    return result.done()
         except errors.ReverbError:
             return True  # whoever tries is told what is wrong with the table
         return True
@@ -283,20 +286,27 @@ class Operations:
         try:
             step, found = max(native.keys_at_once(number, n), 1), 0
             for at in range(0, n, step):
-                attempt = partial(change, native, slice(at, at + step))
+                attempt = _at_once(partial(change, native, slice(at, at + step)))
                 done = f" ({at} of {n} keys are done)"
                 found += yield from self._once_told(number, task, attempt, done)
         finally:
             self.connection.give_session(native)
         return _count(found)
 
+    def _away(self, attempt: Callable[[], Any]) -> Work:
+        """Has something done by another thread. Its result is the attempt's."""
+        result = self._slow.submit(attempt)
+        while not result.done():
+            yield "thread", result
+        return result.result()
+
     def _once_told(
-        self, number: int, task: Task, attempt: Callable[[], Any], done: str = ""
+        self, number: int, task: Task, attempt: Callable[[], Work], done: str = ""
     ) -> Work:
         """Tries again while the table's extensions are behind. Its result is the attempt's."""
         while True:
             try:
-                return attempt()
+                return (yield from attempt())
             except errors.DeadlineExceededError:
                 if task.cancelled:
                     name = self.connection.configs[number].name
@@ -317,13 +327,16 @@ class Operations:
             # by another, which is as good.
             return Writer()
         session.receipts.note(receipt, 1, epoch)
+        yield from self._once_told(number, task, lambda: self._away(partial(self._empty, number)))
+        return Writer()
+
+    def _empty(self, number: int) -> None:
         native = self.connection.take_session()
         try:
-            yield from self._once_told(number, task, lambda: native.reset(number, 0.0))
+            native.reset(number, 0.0)
         finally:
             self.connection.give_session(native)
         self._client._forget_stash(self.connection, number)
-        return Writer()
 
     def _configure(self, session: Session, reader: Reader, task: Task) -> Work:
         number, _ = self._table(reader)
@@ -336,8 +349,8 @@ class Operations:
             times if what & protocol.SET_MAX_TIMES_SAMPLED else None,
             RateLimiter(*limiter) if what & protocol.SET_LIMITER else None,
         )
-        configure = self.connection.configure
-        yield from self._once_told(number, task, lambda: configure(number, *change, 0.0))
+        attempt = partial(self.connection.configure, number, *change, 0.0)
+        yield from self._once_told(number, task, lambda: self._away(attempt))
         return Writer()
 
     # ------------------------------------------------------------------ looking
@@ -437,19 +450,15 @@ class Operations:
         reader.finish()
         if number != EVERYTHING and number >= len(self.connection.configs):
             raise ProtocolError(f"table {number}, which is not there")
-        result = self._slow.submit(self._native.check, None if number == EVERYTHING else number)
-        while not result.done():
-            yield "check", result
-        result.result()
+        what = None if number == EVERYTHING else number
+        yield from self._away(partial(self._native.check, what))
         return Writer()
 
     def _checkpoint(self, session: Session, reader: Reader, task: Task) -> Work:
         reader.finish()
-        result = self._slow.submit(self.connection.checkpoint)
-        while not result.done():
-            yield "checkpoint", result
+        path = yield from self._away(self.connection.checkpoint)
         body = Writer()
-        body.text(result.result())
+        body.text(path)
         return body
 
 
@@ -458,6 +467,16 @@ _INFO = (
     *Changeable._fields,
     "max_priority",
 )
+
+
+def _at_once(attempt: Callable[[], Any]) -> Callable[[], Work]:
+    """As work, what never waits."""
+
+    def work() -> Work:
+        return attempt()
+        yield
+
+    return work
 
 
 def _count(n: int) -> Writer:

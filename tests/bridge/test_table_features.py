@@ -362,3 +362,62 @@ def test_a_place_in_a_list_that_is_not_there(serve: Serve, cursor: int) -> None:
         error = failure(peer.request(Kind.LIST, numbers(u16=0, u64=cursor)))
         assert type(error) is errors.InvalidArgumentError
     server.check()
+
+
+def test_an_extension_does_not_wait_for_itself(serve: Serve, connect: Connect) -> None:
+    """Nor over the bridge of its own server."""
+    clients: list[reverb.Client] = []
+    results: list[str] = []
+    inserted, done = threading.Event(), threading.Event()
+
+    class Caller(reverb.TableExtension):
+        def on_insert(self, item: ExtensionItem) -> None:
+            if item.priority != 5.0:
+                return
+            assert inserted.wait(PATIENCE)
+            client = clients[0]
+            for call in (
+                lambda: client.insert_batch("t", {"x": np.zeros(3000)}, 3.0),
+                lambda: client.update_priorities("t", [item.key] * 9, 1.0),
+                lambda: client.mutate_priorities("t", deletes=[item.key] * 9),
+            ):
+                try:
+                    call()
+                except errors.ExtensionError as error:
+                    results.append(str(error))
+            done.set()
+
+    server = serve(table(extensions=[Caller()]))
+    clients.append(connect(server))
+    clients[0].insert_batch("t", {"x": np.zeros(1)}, 5.0)
+    inserted.set()
+    assert done.wait(PATIENCE)
+    assert len(results) == 3
+    assert all("wait for itself" in text for text in results)
+
+
+def test_emptying_a_large_table_holds_up_nobody(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(table(), table("other"))
+    client, other = connect(server), connect(server)
+    client.insert_batch("t", {"x": np.zeros(10)})
+    operations: Any = server._bridge
+    begun, go_on = threading.Event(), threading.Event()
+    empty = operations._dispatcher._operations._empty
+
+    def slow(number: int) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        empty(number)
+
+    monkeypatch.setattr(operations._dispatcher._operations, "_empty", slow)
+    thread = threading.Thread(target=lambda: client.reset("t"))
+    thread.start()
+    assert begun.wait(PATIENCE)
+    other.insert_batch("other", {"x": np.zeros(1)})
+    assert client.sample_batch("other", 1, timeout=PATIENCE).data["x"].shape == (1,)
+    assert client.server_info()["t"].current_size == 10
+    go_on.set()
+    thread.join(PATIENCE)
+    assert client.server_info()["t"].current_size == 0
