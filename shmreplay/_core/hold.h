@@ -32,8 +32,9 @@ static inline int sr_hold_park(const sr_store *st, const sr_stripe *s, uint32_t 
     /* Once a slot: what an item got since is none of the checkpoint's. */
     if (p->seq >= s->hold_seq || *parked != 0) return 0;
     *parked = atomic_load_explicit(&p->ref, memory_order_relaxed);
-    /* SYNC POINT: release: it is counted here before it is not counted there. */
-    atomic_thread_fence(memory_order_release);
+    /* SYNC POINT: it is counted here before it is not counted there. Only who repairs after a death
+     * of this thread may see one without the other, so that the compiler's order is enough. */
+    atomic_signal_fence(memory_order_seq_cst);
     return *parked != 0;
 }
 
