@@ -24,6 +24,7 @@ from shmreplay.extensions import TableExtension
 from shmreplay.pattern_dataset import PatternDataset
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.server import Server
+from shmreplay.sharded_client import ShardedClient
 from shmreplay.spec import TensorSpec
 from shmreplay.structured_writer import StructuredWriter
 from shmreplay.table import Table
@@ -44,6 +45,7 @@ __all__ = [
     "ReverbError",
     "SampleInfo",
     "Server",
+    "ShardedClient",
     "StructuredWriter",
     "TFClient",
     "Table",

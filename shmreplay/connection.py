@@ -159,6 +159,11 @@ class Connection:
         """Closed, inherited through a fork, or of a store whose server was stopped."""
         return self._closed or self.store.forked or self.native.closed
 
+    @property
+    def reachable(self) -> bool:
+        """Whether a request would be on its way at once: a store of this machine always is."""
+        return not self.unusable
+
     def check_open(self) -> None:
         """Refuses work on a connection that cannot be used.
 
@@ -222,6 +227,7 @@ class Connection:
                 num_episodes=i["num_episodes"],
                 num_deleted_episodes=i["num_deleted_episodes"],
                 num_unique_samples=i["num_unique_samples"],
+                sampling_mass=i["mass"],
             ),
             Changeable(**{name: i[name] for name in Changeable._fields}),
         )

@@ -96,6 +96,9 @@ TABLE: Final = {
     "min_size_to_sample": Key(GAUGE, "The limiter's setting of this name."),
     "min_diff": Key(GAUGE, "The limiter's setting of this name."),
     "max_diff": Key(GAUGE, "The limiter's setting of this name."),
+    "mass": Key(
+        GAUGE, "The sum of the sampler's weights: of priority**exponent, or the size for others."
+    ),
     "max_priority": Key(GAUGE, "The largest priority of any insert or update; 1: none yet."),
     "poisoned": Key(GAUGE, "Not 0: the table is shut, as a repair failed."),
     "events": Key(GAUGE, "Changes that wait for the table's extensions."),

@@ -166,6 +166,27 @@ WAIT_LOG_AFTER_S: Final = 5.0
 WAIT_LOG_EVERY_S: Final = 30.0
 """Seconds between two such lines of one wait."""
 
+# --- Several servers as one -------------------------------------------------------------------
+
+SHARD_LOST_S: Final = 3.0
+"""Seconds that a shard may be out of reach before calls on it fail, unless the client says
+otherwise: shorter than for a single server, as others can take its place."""
+
+SHARD_LOOK_S: Final = 0.25
+"""Seconds between two looks at the masses of a shard's tables: one small request each."""
+
+SHARD_STALE_S: Final = 1.0
+"""Seconds after which masses are asked for by the call that needs them, and waited for as long."""
+
+SHARD_POLL_S: Final = 0.02
+"""Seconds between two such looks by a call that waits, as the table is empty everywhere."""
+
+SHARD_RETRY_S: Final = 0.5
+"""Seconds between two attempts to reach a shard that is down."""
+
+SHARD_THREADS: Final = 64
+"""Requests of one sharded client that are with its shards at once."""
+
 
 # --- The bridge -------------------------------------------------------------------------------
 

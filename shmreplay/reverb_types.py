@@ -173,6 +173,9 @@ class TableCounts:
     num_unique_samples: int = 0
     """Items that were sampled at least once."""
 
+    sampling_mass: float = 0.0
+    """The sum of the sampler's weights; see ``TableInfo``."""
+
 
 @dataclasses.dataclass
 class TableInfo:
@@ -197,6 +200,10 @@ class TableInfo:
     sample_blocked_by: str = ""
     """Why the limiter would not let one more sample be taken, and what would change that; else
     empty."""
+
+    sampling_mass: float = 0.0
+    """The sum of the sampler's weights over all items: of ``priority ** exponent`` if it is a
+    prioritized one, else their number. By it `ShardedClient` splits a batch."""
 
     @classmethod
     def from_serialized_proto(cls, proto_string: bytes) -> TableInfo:

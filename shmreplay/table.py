@@ -194,6 +194,7 @@ class TableConfig:
             table_worker_time=reverb_types.TableWorkerTime(),
             insert_blocked_by=reverb_types.insert_blocked_by(limiter, counts.current_size),
             sample_blocked_by=reverb_types.sample_blocked_by(limiter, counts.current_size),
+            sampling_mass=counts.sampling_mass,
         )
 
     def to_json(self) -> str:

@@ -196,7 +196,7 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint64_t events_dropped
         int32_t max_times_sampled
         int64_t max_size, max_size_limit, min_size_to_sample
-        double samples_per_insert, min_diff, max_diff, max_priority
+        double samples_per_insert, min_diff, max_diff, max_priority, mass
         uint64_t updates, inserts_refused, samples_refused, insert_wait_ns, sample_wait_ns
         uint64_t consumed, deleted, evicted
     int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out)

@@ -20,7 +20,8 @@ cdef dict table_counts(const sr_table_info *i):
         "max_size": i.max_size, "max_size_limit": i.max_size_limit,
         "max_times_sampled": i.max_times_sampled, "samples_per_insert": i.samples_per_insert,
         "min_size_to_sample": i.min_size_to_sample, "min_diff": i.min_diff,
-        "max_diff": i.max_diff, "max_priority": i.max_priority,}
+        "max_diff": i.max_diff, "max_priority": i.max_priority,
+        "mass": i.mass,}
 
 
 def peek_store(Store store):

@@ -273,14 +273,18 @@ void sr_copy_info(const sr_table *t, sr_table_info *out) {
     out->sample_wait_ns = atomic_load_explicit(&t->sample_wait_ns, memory_order_relaxed);
 }
 
+void sr_add_hints(const sr_stripe *s, sr_table_info *out) {
+    out->size += (int64_t)atomic_load_explicit(&s->size, memory_order_relaxed);
+    out->mass += sr_load_double(&s->mass_bits);
+}
+
 int sr_peek_table(const sr_store *st, uint32_t table, sr_table_info *out) {
     const sr_table *t = sr_table_at(st, table);
     if (t == NULL) return SR_INVALID;
     memset(out, 0, sizeof *out);
     sr_copy_info(t, out);
     for (uint32_t k = 0; k < sr_shape_stripes(st, table); k++) {
-        out->size +=
-            (int64_t)atomic_load_explicit(&stripe_of(st, table, k)->size, memory_order_relaxed);
+        sr_add_hints(stripe_of(st, table, k), out);
     }
     return SR_OK;
 }

@@ -276,8 +276,7 @@ int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
     sr_events_count(st, t, out);
     SR_ASSERT(sr_shape_table_ok(st, t, table));
     for (uint32_t k = 0; k < sr_shape_stripes(st, table); k++) {
-        out->size +=
-            (int64_t)atomic_load_explicit(&sr_stripe_at(st, t, k)->size, memory_order_relaxed);
+        sr_add_hints(sr_stripe_at(st, t, k), out);
     }
     return SR_OK;
 }

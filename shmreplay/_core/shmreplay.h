@@ -304,6 +304,7 @@ typedef struct {
     int64_t max_size, max_size_limit, min_size_to_sample;
     double samples_per_insert, min_diff, max_diff;
     double max_priority; /* of any insert or update since the last reset; 1 where there was none */
+    double mass; /* sum of the sampler's weights: of priority**exponent, else the size */
     /* Since the last reset. Refused: the limiter granted nothing. Items that went: drawn for the
      * last time, by key, and all others, by the remover. */
     uint64_t updates, inserts_refused, samples_refused, insert_wait_ns, sample_wait_ns;

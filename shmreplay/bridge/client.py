@@ -82,6 +82,11 @@ class RemoteConnection(Connection):
         """Closed, inherited through a fork, or the server is gone for good."""
         return super().unusable or self.link.lost is not None
 
+    @property
+    def reachable(self) -> bool:
+        """Whether the connection stands at this moment."""
+        return self.link.connected and not self.unusable
+
     def check_open(self) -> None:
         """Raises where this connection cannot be used."""
         super().check_open()
@@ -131,15 +136,15 @@ class RemoteConnection(Connection):
         counts, settings, _ = self._info(number)
         return self.configs[number].info(reverb_types.TableCounts(*counts), Changeable(*settings))
 
-    def _info(self, number: int) -> tuple[Sequence[int], Sequence[Any], float]:
-        """Counters, settings as they are now, and the largest priority."""
+    def _info(self, number: int) -> tuple[Sequence[Any], Sequence[Any], float]:
+        """Counters and mass, settings as they are now, and the largest priority."""
         self.check_open()
         body = Writer()
         body.u16(number)
         reader = self.link.call(Kind.INFO, body)
         fields = reader.unpack(protocol.INFO)
         reader.finish()
-        return fields[:6], fields[6:-1], float(fields[-1])
+        return (*fields[:6], fields[-1]), fields[6:-2], float(fields[-2])
 
     def max_priority(self, number: int) -> float:
         """The largest priority that a table has seen since it was made or reset."""

@@ -41,6 +41,11 @@ class Link(LinkThread):
         """Whether this process got the link from its parent."""
         return self._pid != os.getpid()
 
+    @property
+    def connected(self) -> bool:
+        """Whether the server has welcomed the connection, and it has not broken since."""
+        return self._connected
+
     def connect(self, within: float | None = None) -> Reader:
         """Connects; returns what the server said of itself.
 

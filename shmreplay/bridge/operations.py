@@ -466,6 +466,7 @@ _INFO = (
     *("inserts", "samples", "size", "num_episodes", "num_deleted_episodes", "num_unique_samples"),
     *Changeable._fields,
     "max_priority",
+    "mass",
 )
 
 

@@ -128,9 +128,9 @@ WITH_PROCESSES: Final = 1
 LISTED_FIELDS: Final = ("key", "seq", "inserted_ns", "priority", "times_sampled")
 """Arrays of an answer to LIST."""
 
-INFO: Final = struct.Struct("<6q2qdq3d")
+INFO: Final = struct.Struct("<6q2qdq4d")
 """Inserts, samples, size, episodes, deleted episodes, unique samples; max_size and what follows it
-in CHANGE, as they are now; the largest priority seen."""
+in CHANGE, as they are now; the largest priority seen; the sum of the sampler's weights."""
 
 REFERENCE: Final = struct.Struct("<IHBIqq")
 """A column of an item: writer, column, flags, length, first value, stride."""
