@@ -162,16 +162,20 @@ def _ask(
     keep: Callable[[Draw, Any], None],
 ) -> list[tuple[Draw, tuple[int, Any]]]:
     """Asks shards at once, and waits for all."""
-    if len(draws) == 1:
-        return [(draws[0], ask(draws[0].shard, draws[0].n, left))]
-    futures = [group.submit(ask, each.shard, each.n, left) for each in draws]
+    # The last one in this thread: to hand work over and wait for it costs more than a local draw.
+    *others, mine = draws
+    futures = [group.submit(ask, each.shard, each.n, left) for each in others]
+    result: tuple[int, Any] = (0, None)
     try:
+        result = ask(mine.shard, mine.n, left)
         wait(futures)
-        return [(each, future.result()) for each, future in zip(draws, futures, strict=True)]
+        return [*zip(others, [future.result() for future in futures], strict=True), (mine, result)]
     except BaseException:
         # What the others give is not lost, be it there already or not.
-        for each, future in zip(draws, futures, strict=True):
+        for each, future in zip(others, futures, strict=True):
             future.add_done_callback(functools.partial(_keep_late, keep, each))
+        if result[0] > 0:
+            keep(mine, result[1])
         raise
 
 

@@ -161,9 +161,17 @@ class ShardGroup:
 
         An error is raised once all have ended.
         """
-        futures = [self.submit(shard.attempt, call) for shard, call in calls.items()]
-        wait(futures)
-        return [each for future in futures if (each := future.result()) is not None]
+        if not calls:
+            return []
+        # The last one in this thread, which has to wait in any case.
+        *others, (last, its_call) = calls.items()
+        futures = [self.submit(shard.attempt, call) for shard, call in others]
+        try:
+            result = last.attempt(its_call)
+        finally:
+            wait(futures)
+        results = [*(future.result() for future in futures), result]
+        return [each for each in results if each is not None]
 
 
 def _in_list(

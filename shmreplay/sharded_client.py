@@ -44,7 +44,8 @@ class ShardedClient:
     others give the rest of the batch, with probabilities among themselves.
 
     A shard that fails is left out, with a warning in the log, until it is back; `shards` tells.
-    A call fails only where all are down.
+    A call fails only where all are down. A process that dies is noticed at once, a host that falls
+    silent after `limits.BRIDGE_LOST_S`; calls that are with it then wait as long.
     """
 
     def __init__(

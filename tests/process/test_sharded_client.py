@@ -293,6 +293,33 @@ def test_a_queue_over_shards_gives_each_item_once(make: Make) -> None:
         client.sample_batch("queue", 1, 0.0)
 
 
+def test_a_shard_whose_limiter_holds_back_is_passed_over(
+    make_server: Callable[..., reverb.Server],
+) -> None:
+    """Four samples an insert: one shard has none left, and the other gives the whole batch."""
+    limiter = rate_limiters.RateLimiter(4.0, 1, 0.0, 1e9)
+    servers = [
+        make_server(
+            [reverb.Table("limited", selectors.Uniform(), selectors.Fifo(), 100, limiter, seed=1)]
+        )
+        for _ in range(2)
+    ]
+    with reverb.ShardedClient([s.address for s in servers], seed=1) as client:
+        for number, server in enumerate(servers):
+            fill(server, "limited", 100 * number, [1.0] * 10)
+        info = client.sample_batch("limited", 16, 20.0).info
+        assert set(info.key["shard"]) == {0, 1}
+        left = [40 - int(np.count_nonzero(info.key["shard"] == i)) for i in range(2)]
+        # Whether or not it is known before the batch is split that one is held back.
+        servers[0].localhost_client().sample_batch("limited", left[0], 20.0)
+        info = client.sample_batch("limited", left[1], 20.0).info
+        assert len(info.key) == left[1] and not np.any(info.key["shard"] == 0)
+        assert set(info.probability) <= {0.1, 0.05}
+        assert set(info.table_size) == {20}
+        with pytest.raises(errors.DeadlineExceededError, match=r"shard 0 .*; shard 1 "):
+            client.sample_batch("limited", 1, 0.0)
+
+
 def test_a_call_waits_for_items_of_any_shard(make: Make) -> None:
     client, servers = make(("shm", "tcp://"))
     client.server_info()
