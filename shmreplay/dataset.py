@@ -18,9 +18,13 @@ from shmreplay import errors, limits, tree
 from shmreplay.client import Client
 from shmreplay.compat import ignored_argument
 from shmreplay.replay_sample import INFO_DTYPES, ReplaySample, SampleInfo
+from shmreplay.reverb_types import TableInfo
 from shmreplay.spec import TensorSpec, dtype_name, shape_matches, shape_text
 
 __all__ = ["ElementSpec", "NumpyTimestepDataset", "NumpyTrajectoryDataset", "element_specs"]
+
+# Seconds of the longest slice of the wait for a server.
+_LONGEST_CONNECT_S = 2.0
 
 _Self = TypeVar("_Self", bound="FromTableSignature")
 
@@ -186,7 +190,8 @@ class NumpyTrajectoryDataset(FromTableSignature):
             TableNotFoundError, InvalidArgumentError: As an iteration does.
         """
         with Client(self._server_address) as client:
-            self._check_signature(client)
+            for _ in self._connecting(client, every):
+                yield None
             left, end = self._max_samples, self._deadline()
             while left > 0:
                 remaining = None if end is None else max(end - time.monotonic(), 0.0)
@@ -206,6 +211,20 @@ class NumpyTrajectoryDataset(FromTableSignature):
                     if end is not None and time.monotonic() >= end:
                         return
                     yield None
+
+    def _connecting(self, client: Client, every: float | None) -> Iterator[None]:
+        """Connects and compares signatures; yields between the slices of the wait for a server."""
+        end = time.monotonic() + limits.SERVER_WAIT_S
+        while every is not None:
+            try:
+                self._check_signature(client.server_info(every))
+                return
+            except errors.DeadlineExceededError as error:
+                if time.monotonic() >= end:
+                    raise errors.StoreNotFoundError(str(error)) from None
+            yield
+            every = min(2 * every, _LONGEST_CONNECT_S)  # a far server may take a while to answer
+        self._check_signature(client.server_info())
 
     def _deadline(self) -> float | None:
         return None if self._timeout is None else time.monotonic() + self._timeout
@@ -235,9 +254,9 @@ class NumpyTrajectoryDataset(FromTableSignature):
                     f"{ElementSpec(leaf.dtype, leaf.shape)}."
                 )
 
-    def _check_signature(self, client: Client) -> None:
+    def _check_signature(self, infos: dict[str, TableInfo]) -> None:
         """Compares with the table's signature, so that an iteration fails at once if it must."""
-        info = client.server_info().get(self._table)
+        info = infos.get(self._table)
         if info is None or info.signature is None:
             return  # a table that is not there is named by the first draw
         wanted: list[TensorSpec] = tree.flatten(info.signature)

@@ -11,6 +11,7 @@ import pytest
 
 import shmreplay as reverb
 from shmreplay.replay_sample import INFO_DTYPES
+from tests.conftest import free_port
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
@@ -144,6 +145,13 @@ def test_an_iteration_that_waits_can_be_given_up(client: reverb.Client, tf: Any)
     ahead = iter(made.prefetch(8))
     assert [int(next(ahead).data["b"][0]) for _ in range(4)] == [0, 1, 2, 3]
     del ahead  # which waits for the thread that waits for the fifth
+
+
+def test_an_iteration_that_waits_for_a_server_can_be_given_up(tf: Any) -> None:
+    address = f"localhost:{free_port()}"
+    made = reverb.TrajectoryDataset(address, TABLE, tf.int64, tf.TensorShape([2]), 10)
+    ahead = iter(made.prefetch(1))
+    del ahead  # which waits for the thread that waits for a server, and would do so for minutes
 
 
 def test_errors_of_datasets(client: reverb.Client, tf: Any) -> None:

@@ -21,42 +21,33 @@ missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 PROGRAM = """
-import sys, unittest
+import builtins, sys, unittest
+import numpy as np
 import shmreplay
 sys.modules["reverb"] = shmreplay
 from tf_agents.replay_buffers import {module} as module
-suite = unittest.TestSuite()
-for test in unittest.defaultTestLoader.loadTestsFromTestCase(module.{case}):
-    if not {names!r} or any(name in test.id() for name in {names!r}):
-        suite.addTest(test)
+# The tests use int() on arrays of one element with dimensions, which newer releases of numpy refuse.
+module.int = lambda value: builtins.int(np.asarray(value).item())
+suite = unittest.defaultTestLoader.loadTestsFromTestCase(module.{case})
 result = unittest.TextTestRunner(stream=sys.stdout).run(suite)
 print(f"ran {{result.testsRun}} tests")
 sys.exit(0 if result.wasSuccessful() and result.testsRun > 1 else 1)
 """
 
-# Of the replay buffer's tests those that stop iterating before they stop the server.
-REPLAY_BUFFER = (
-    "test_batched_episodes_dataset",
-    "test_capacity_set",
-    "test_dataset_samples_sequential",
-    "test_dataset_with",
-    "test_deterministic_dataset",
-    "test_raises_if",
-)
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "case", "names"),
+    ("module", "case"),
     [
-        ("reverb_utils_test", "ReverbObserverTest", ()),
-        ("reverb_replay_buffer_test", "ReverbReplayBufferTest", REPLAY_BUFFER),
+        ("reverb_utils_test", "ReverbObserverTest"),
+        ("reverb_utils_test", "ReverbTableTests"),
+        ("reverb_replay_buffer_test", "ReverbReplayBufferTest"),
     ],
 )
-def test_tf_agents_own_tests(module: str, case: str, names: tuple[str, ...]) -> None:
+def test_tf_agents_own_tests(module: str, case: str) -> None:
     environment = {"PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(module=module, case=case, names=names)],
+        [sys.executable, "-c", PROGRAM.format(module=module, case=case)],
         capture_output=True,
         text=True,
         timeout=280,
