@@ -14,8 +14,9 @@ import time
 from typing import Any, NamedTuple
 
 from shmreplay import errors, limits
-from shmreplay.segment import DIRECTORY, check_name, store_names
+from shmreplay.segment import DIRECTORY, check_name, name_at, store_names
 from shmreplay.store import Store
+from shmreplay.store_file import checked_path
 
 __all__ = ["Address", "RemoteOptions", "is_local", "parse", "resolve"]
 
@@ -36,6 +37,8 @@ class Address(NamedTuple):
     port: int = 0
     is_bridge: bool = False
     """Whether the bridge is to be used in any case."""
+    path: str | None = None
+    """Of a store's file."""
 
     @property
     def endpoint(self) -> str:
@@ -73,11 +76,14 @@ def parse(text: object) -> Address:
         name = text.removeprefix("shm://")
         check_name(name)
         return Address(name)
+    if text.startswith("file:///"):
+        return Address(None, path=checked_path(text.removeprefix("file://")))
     host, _, port = text.removeprefix("tcp://").rpartition(":")
     if "://" in host or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise errors.InvalidArgumentError(
-            "expected an address like 'localhost:8000', 'tcp://host:8000' or 'shm://name', got "
-            f"{text!r}. Use f'localhost:{{server.port}}' on the server's machine."
+            "expected an address like 'localhost:8000', 'tcp://host:8000', 'shm://name' or "
+            f"'file:///disk/store', got {text!r}. Use f'localhost:{{server.port}}' on the server's"
+            " machine."
         )
     return Address(None, host, int(port), text.startswith("tcp://"))
 
@@ -112,6 +118,8 @@ def resolve(text: str, timeout: float | None = None) -> Address:
         StoreNotFoundError: Nor within `limits.SERVER_WAIT_S`; says what was looked for, and where.
     """
     parsed = parse(text)
+    if parsed.path is not None:
+        return Address(_name_of(parsed.path))
     if parsed.name is not None or parsed.is_bridge or not is_local(parsed.host):
         return parsed
     limit = limits.SERVER_WAIT_S if timeout is None else timeout
@@ -129,6 +137,17 @@ def resolve(text: str, timeout: float | None = None) -> Address:
         time.sleep(min(pause, max(limit - waited, 0.0)))
         pause = min(2 * pause, _LAST_POLL_S)
     return Address(name)
+
+
+def _name_of(path: str) -> str:
+    name = name_at(path)
+    if name is None:
+        raise errors.StoreNotFoundError(
+            f"Got {path!r}, where user {os.geteuid()} has no store; expected the path of one that a"
+            f" server of this machine serves. Stores of this user:"
+            f" {', '.join(map(repr, store_names())) or 'none'}."
+        )
+    return name
 
 
 def _nobody_there(text: str, port: int, waited: float) -> str:

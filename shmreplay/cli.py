@@ -21,6 +21,7 @@ from shmreplay import (
     command_ls,
     command_minari,
     command_serve,
+    command_size,
     command_top,
 )
 from shmreplay.command_support import OK, PROBLEM, USAGE, Usage, complain
@@ -41,6 +42,7 @@ _COMMANDS = (
     command_doctor,
     command_bench,
     command_minari,
+    command_size,
 )
 
 

@@ -740,6 +740,7 @@ class Client:
         max_size: int | None = None,
         max_times_sampled: int | None = None,
         rate_limiter: RateLimiter | None = None,
+        max_bytes: int | None = None,
         timeout: float | None = None,
     ) -> None:
         """Gives a table in use other settings, at once and for everybody.
@@ -754,6 +755,7 @@ class Client:
                 and below.
             max_times_sampled: Items that were sampled as often already leave; below 1: no bound.
             rate_limiter: Its counters go on from where they are.
+            max_bytes: As for `Table`; the remover evicts down to it. 0 takes the bound away.
             timeout: Seconds to wait where the table's extensions are behind; None: for ever.
 
         Raises:
@@ -763,7 +765,8 @@ class Client:
                 type. Nothing was changed.
         """
         connection, seconds = self._reach(timeout)
-        live_table.configure(connection, table, max_size, max_times_sampled, rate_limiter, seconds)
+        change = (max_size, max_times_sampled, rate_limiter, max_bytes)
+        live_table.configure(connection, table, *change, timeout=seconds)
 
     def reset(self, table: str, timeout: float | None = None) -> None:
         """Empties the table and zeroes its counters; inserts that wait go on.

@@ -228,6 +228,7 @@ class Connection:
                 num_deleted_episodes=i["num_deleted_episodes"],
                 num_unique_samples=i["num_unique_samples"],
                 sampling_mass=i["mass"],
+                current_bytes=i["data_bytes"],
             ),
             Changeable(**{name: i[name] for name in Changeable._fields}),
         )
@@ -255,6 +256,7 @@ class Connection:
         max_size: int | None,
         max_times_sampled: int | None,
         limiter: Limiter | None,
+        max_bytes: int | None = None,
         timeout: float | None = None,
     ) -> None:
         """Gives a table those settings that are not None.
@@ -264,6 +266,7 @@ class Connection:
             max_size: Checked, but for how far this table can grow.
             max_times_sampled: Checked.
             limiter: Checked.
+            max_bytes: Checked.
             timeout: Seconds to wait where the table's extensions are behind; None: for ever.
 
         Raises:
@@ -281,7 +284,7 @@ class Connection:
             )
         session = self.take_session()
         try:
-            session.configure(number, max_size, max_times_sampled, limiter, timeout)
+            session.configure(number, max_size, max_times_sampled, limiter, max_bytes, timeout)
         finally:
             self.give_session(session)
 
@@ -378,12 +381,21 @@ class Connection:
         """Counters of the store and of each table: a flat dict of numbers, units in the names.
 
         See `counters` for what each of them means.
+        Every byte that the store has committed is in one of ``fixed_bytes``, each table's
+        ``TABLE/index_bytes`` (slots and selectors), ``block_bytes`` and ``trajectory_bytes`` (of
+        items), ``pinned_bytes`` (the same where only sessions refer to them: samples that are in
+        use, and steps that no item has yet), ``episode_bytes``, ``ledger_bytes`` (notes of who
+        refers to what), ``schema_bytes``, ``margin_bytes``, ``fragmented_bytes`` (free between
+        others) and ``free_bytes``: they add up to ``committed_bytes``, at one moment.
+        ``TABLE/data_bytes`` is what the items of a table keep that has ``max_bytes``.
 
         ``borrowed_batches`` are lent just now, with ``borrowed_items``; the oldest for
         ``oldest_borrow_s`` by process ``oldest_borrow_pid`` (0: none).
         """
         self.check_open()
-        out: dict[str, float] = dict(self.native.stats())
+        stats = self.native.stats()
+        by_table = stats.pop("table_index_bytes")
+        out: dict[str, float] = dict(stats)
         lent = _native.borrowers(self.native)
         out["borrowed_batches"] = len(lent)
         out["borrowed_items"] = sum(items for _, _, items, _ in lent)
@@ -392,6 +404,7 @@ class Connection:
         for name, number in self.tables.items():
             for key, value in self.native.table_info(number).items():
                 out[f"{name}/{key}"] = value
+            out[f"{name}/index_bytes"] = by_table[number]
         return out
 
     def overview(self) -> dict[str, Any]:

@@ -32,6 +32,9 @@ MAX_TABLE_SIZE: Final = 2**31 - 1
 MAX_TIMES_SAMPLED: Final = 2**31 - 1
 """Samples of one item: ``times_sampled`` is an int32, as in Reverb."""
 
+MAX_BYTES: Final = 2**46
+"""Bytes of a table: more than any store can have."""
+
 MAX_SEED: Final = 2**64 - 1
 """Seeds are stored as 64 bits without sign."""
 

@@ -12,7 +12,7 @@ from shmreplay.connection import Connection, Limiter
 from shmreplay.limits import checked_int
 from shmreplay.rate_limiters import RateLimiter
 from shmreplay.replay_sample import ItemInfo, ReplaySample, SampleInfo
-from shmreplay.table import check_limiter, check_sizes
+from shmreplay.table import check_bytes, check_limiter, check_sizes
 
 PINS_AT_ONCE: Final = 256
 """Items that are pinned together while they are fetched."""
@@ -24,17 +24,18 @@ def configure(
     max_size: Any,
     max_times_sampled: Any,
     rate_limiter: RateLimiter | None,
-    timeout: float | None,
+    max_bytes: Any = None,
+    timeout: float | None = None,
 ) -> None:
     """See `Client.configure_table`."""
     number = connection.number(table)
-    change = checked_change(max_size, max_times_sampled, rate_limiter)
+    change = checked_change(max_size, max_times_sampled, rate_limiter, max_bytes)
     connection.configure(number, *change, timeout)
 
 
 def checked_change(
-    max_size: Any, max_times_sampled: Any, rate_limiter: RateLimiter | None
-) -> tuple[int | None, int | None, Limiter | None]:
+    max_size: Any, max_times_sampled: Any, rate_limiter: RateLimiter | None, max_bytes: Any = None
+) -> tuple[int | None, int | None, Limiter | None, int | None]:
     """Other settings for a table, as `Connection.configure` takes them.
 
     Raises:
@@ -54,7 +55,9 @@ def checked_change(
             rate_limiter.min_diff,
             rate_limiter.max_diff,
         )
-    return size, times, limiter
+    nbytes = None if max_bytes is None else checked_int("max_bytes", max_bytes)
+    check_bytes(nbytes or 0)
+    return size, times, limiter, nbytes
 
 
 def list_items(connection: Connection, table: str) -> ItemInfo:

@@ -24,6 +24,8 @@ _SESSION_KINDS: Final = {1: "clients", 2: "writers", 3: "samplers"}
 def describe(found: Look) -> dict[str, Any]:
     """All that is known of a store: name, address and state, and `overview` if it can be read."""
     about: dict[str, Any] = {"name": found.name, "address": f"shm://{found.name}"}
+    if found.path is not None:
+        about["path"] = found.path
     about["state"] = found.state
     if found.problem:
         about["problem"] = found.problem

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
 
-from shmreplay import lease, segment, store
+from shmreplay import lease, segment, store, store_file
 from shmreplay._native import Store as NativeStore
 from shmreplay._native import peek_table
 from shmreplay.errors import (
@@ -192,13 +192,22 @@ class Look(NamedTuple):
     """The store where it can be read; valid while the look lasts."""
     tables: list[TableConfig]
     participants: list[Participant]
+    path: str | None = None
+    """Of its file, if it is not in /dev/shm and can be read."""
 
 
 def names() -> list[str]:
     """Returns the names of which this user has a segment or a lease, sorted."""
     prefix = segment.segment_name("")[1:]
     found = (entry for entry in os.listdir(segment.DIRECTORY) if entry.startswith(prefix))
-    return sorted({entry[len(prefix) :].removesuffix(segment.LEASE_SUFFIX) for entry in found})
+    suffixes = (segment.LEASE_SUFFIX, store_file.POINTER_SUFFIX)
+    return sorted({_without(entry[len(prefix) :], suffixes) for entry in found})
+
+
+def _without(name: str, suffixes: Sequence[str]) -> str:
+    for suffix in suffixes:
+        name = name.removesuffix(suffix)
+    return name
 
 
 @contextmanager
@@ -239,7 +248,11 @@ def look(name: str) -> Iterator[Look]:
                 Participant._make((*entry, held is not None and held.holder(entry[0]) is not None))
                 for entry in native.participants()
             ]
-        yield Look(name, _state(native, held, participants), "", native, tables, participants)
+        state, path = (
+            _state(native, held, participants),
+            segment.file_of(segment.segment_name(name)),
+        )
+        yield Look(name, state, "", native, tables, participants, path)
 
 
 def _open_lease(name: str, undo: ExitStack) -> Lease | None:
@@ -361,7 +374,7 @@ def _remove_if_dead(name: str) -> Removed | None:
             held = _open_lease(name, undo)
             if held is None or not held.try_lock_all() or not held.is_current():
                 return None  # in use, or somebody else has just removed it
-        elif os.path.lexists(path):
+        elif os.path.lexists(path) or segment.file_of(shared) is not None:
             held = lease.lock_new(name, undo)
         else:
             return None
@@ -369,7 +382,10 @@ def _remove_if_dead(name: str) -> Removed | None:
         if os.path.lexists(path):  # else it is a lease alone
             status = os.lstat(path)
             segment.check_owner(shared, status)
+            if segment.file_of(shared) is not None and store_file.is_held(path):
+                return None  # by a store of another name
             segment.remove(shared)
             nbytes = 512 * status.st_blocks
+        segment.forget_file(shared)
         held.remove()
         return Removed(name, nbytes)

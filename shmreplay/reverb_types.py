@@ -176,6 +176,9 @@ class TableCounts:
     sampling_mass: float = 0.0
     """The sum of the sampler's weights; see ``TableInfo``."""
 
+    current_bytes: int = 0
+    """Bytes that its items keep in memory; 0 for a table without ``max_bytes``."""
+
 
 @dataclasses.dataclass
 class TableInfo:
@@ -204,6 +207,12 @@ class TableInfo:
     sampling_mass: float = 0.0
     """The sum of the sampler's weights over all items: of ``priority ** exponent`` if it is a
     prioritized one, else their number. By it `ShardedClient` splits a batch."""
+
+    max_bytes: int = 0
+    """Bound on ``current_bytes``; 0: none."""
+
+    current_bytes: int = 0
+    """Bytes that the items keep in memory, see ``Table``; 0 where there is no bound."""
 
     @classmethod
     def from_serialized_proto(cls, proto_string: bytes) -> TableInfo:

@@ -1,6 +1,7 @@
 """The segment of a store: a file in /dev/shm, its name, its permissions and what is laid out in it.
 
-The segment of store ``name`` is ``/shmreplay.<uid>.<name>``. Beside it lies the store's lease, see
+The segment of store ``name`` is ``/shmreplay.<uid>.<name>``, or where its pointer says
+(``store_file.py``). Beside it lies the store's lease, see
 ``lease.py``. Both are made by ``shm_open``, which follows no link at the end of a name and closes
 on exec, with rights for this user alone; before anything in such a file is believed, its owner and
 mode are looked at.
@@ -8,6 +9,7 @@ mode are looked at.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -20,6 +22,7 @@ from typing import Any, Final
 
 import posix_ipc
 
+from shmreplay import store_file
 from shmreplay._native import Store as NativeStore
 from shmreplay._native import store_bytes
 from shmreplay.errors import (
@@ -30,6 +33,7 @@ from shmreplay.errors import (
     TableCorruptedError,
 )
 from shmreplay.limits import MAX_STORE_NAME_BYTES, checked_int
+from shmreplay.store_file import POINTER_SUFFIX
 from shmreplay.table import TableConfig
 
 __all__ = [
@@ -41,9 +45,12 @@ __all__ = [
     "check_name",
     "check_owner",
     "checked_capacity",
+    "file_of",
+    "forget_file",
     "is_current",
     "lay_out",
     "map_segment",
+    "name_at",
     "open_segment",
     "open_shared",
     "path_of",
@@ -91,11 +98,12 @@ def check_name(name: Any) -> None:
     if (
         not _ALLOWED.fullmatch(name)
         or len(name) > MAX_STORE_NAME_BYTES
-        or name.endswith(LEASE_SUFFIX)
+        or name.endswith((LEASE_SUFFIX, POINTER_SUFFIX))
     ):
         raise InvalidArgumentError(
             f"Got the store name {name!r}; expected 1 to {MAX_STORE_NAME_BYTES} of the characters"
-            f" A-Z a-z 0-9 . _ - and not {LEASE_SUFFIX!r} at the end. Choose another name."
+            f" A-Z a-z 0-9 . _ - and neither {LEASE_SUFFIX!r} nor {POINTER_SUFFIX!r} at the end."
+            " Choose another name."
         )
 
 
@@ -105,15 +113,41 @@ def segment_name(name: str) -> str:
 
 
 def path_of(shared_name: str) -> str:
-    """Returns the path of a file that ``shm_open`` knows as ``shared_name``."""
-    return DIRECTORY + shared_name
+    """Returns the path of what ``shm_open`` knows as ``shared_name``, or of a segment elsewhere.
+
+    Raises:
+        StorePermissionError: What says so is not a file that only this user can have written.
+    """
+    if shared_name.endswith(LEASE_SUFFIX):
+        return DIRECTORY + shared_name
+    return file_of(shared_name) or DIRECTORY + shared_name
+
+
+def file_of(shared_name: str) -> str | None:
+    """Returns the path of a segment that is not in /dev/shm, None for one that is.
+
+    Raises:
+        StorePermissionError: What says so is not a file that only this user can have written.
+    """
+    return store_file.read_pointer(DIRECTORY + shared_name + POINTER_SUFFIX)
 
 
 def store_names() -> list[str]:
     """Returns the names of this user's stores, the dead included, sorted."""
     prefix = segment_name("")[1:]
     found = (entry for entry in os.listdir(DIRECTORY) if entry.startswith(prefix))
-    return sorted(entry[len(prefix) :] for entry in found if not entry.endswith(LEASE_SUFFIX))
+    names = {
+        entry[len(prefix) :].removesuffix(POINTER_SUFFIX)
+        for entry in found
+        if not entry.endswith(LEASE_SUFFIX)
+    }
+    return sorted(names)
+
+
+def name_at(path: str) -> str | None:
+    """Returns the name of this user's store whose segment is at this path, if there is one."""
+    found = (name for name in store_names() if file_of(segment_name(name)) == path)
+    return next(found, None)
 
 
 def open_shared(shared_name: str, flags: int = 0, size: int = 0) -> int:
@@ -133,6 +167,11 @@ def open_shared(shared_name: str, flags: int = 0, size: int = 0) -> int:
         StorePermissionError: It belongs to somebody else, or is no shared-memory file.
         InvalidArgumentError: The file cannot be as large as ``size``.
     """
+    path = path_of(shared_name)
+    if path != DIRECTORY + shared_name:
+        if flags & posix_ipc.O_CREAT:
+            return store_file.create(path, size)
+        return store_file.open_existing(path)
     try:
         return int(posix_ipc.SharedMemory(shared_name, flags, _MODE, size).fd)
     except posix_ipc.ExistentialError as error:
@@ -190,33 +229,53 @@ def is_current(fd: int, shared_name: str) -> bool:
 
 
 def remove(shared_name: str) -> None:
-    """Removes a name; it is no error if somebody else did that already."""
+    """Removes a name, and what leads to it; it is no error if somebody else did that already."""
+    path = path_of(shared_name)
+    if path != DIRECTORY + shared_name:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        forget_file(shared_name)
+        return
     try:
         posix_ipc.unlink_shared_memory(shared_name)
     except posix_ipc.ExistentialError:
         return
 
 
-def checked_capacity(capacity: Any) -> int:
+def forget_file(shared_name: str) -> None:
+    """Removes the pointer to a segment that is not in /dev/shm, if any; by the lease's holder."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(DIRECTORY + shared_name + POINTER_SUFFIX)
+
+
+def checked_capacity(capacity: Any, path: str | None = None) -> int:
     """Returns the capacity of a new store in bytes; for None, half of what is free.
+
+    Args:
+        capacity: What was asked for.
+        path: Of its file, if it is not to be in /dev/shm.
 
     Raises:
         InvalidArgumentError: It is too small or too large.
         ArgumentTypeError: It is not an int.
     """
     if capacity is None:
-        return max(_MIN_DEFAULT_CAPACITY, min(_free_bytes() // 2, _MAX_CAPACITY))
+        return max(_MIN_DEFAULT_CAPACITY, min(_free_bytes(path) // 2, _MAX_CAPACITY))
     wanted = checked_int("capacity", capacity)
     if not _MIN_CAPACITY <= wanted <= _MAX_CAPACITY:
         raise InvalidArgumentError(
             f"Got a capacity of {wanted} bytes; expected {_MIN_CAPACITY} to {_MAX_CAPACITY}."
-            f" Leave it out for half of what {DIRECTORY} has free, {_free_bytes()} bytes."
+            f" Leave it out for half of what {_place(path)} has free, {_free_bytes(path)} bytes."
         )
     return wanted
 
 
-def _free_bytes() -> int:
-    status = os.statvfs(DIRECTORY)
+def _place(path: str | None) -> str:
+    return DIRECTORY if path is None else os.path.dirname(path)
+
+
+def _free_bytes(path: str | None) -> int:
+    status = os.statvfs(_place(path))
     return status.f_bavail * status.f_frsize
 
 
@@ -230,6 +289,7 @@ def lay_out(
     capacity: int,
     undo: ExitStack,
     keys: Sequence[tuple[int, int]] | None = None,
+    path: str | None = None,
 ) -> tuple[int, NativeStore]:
     """Creates the segment of store ``name`` and lays the store out in it.
 
@@ -240,6 +300,7 @@ def lay_out(
         undo: Gets what removes the segment again.
         keys: For keys of another store: bits of a slot's number in those of each table, and slots
             at least; 0 for any.
+        path: Of its file, if it is not to be in /dev/shm.
 
     Returns:
         The segment's descriptor, and the store mapped.
@@ -256,6 +317,12 @@ def lay_out(
     n_sessions = _clamp(capacity // _BYTES_A_SESSION, _MIN_SESSIONS, _MAX_SESSIONS)
     shape = (capacity, n_arenas, n_participants, n_sessions)
     nbytes = store_bytes(*shape, len(config), tables, keys)
+    if path is not None:
+        store_file.clear_the_way(path)
+        while (stale := name_at(path)) is not None:  # of a dead store that was there
+            forget_file(segment_name(stale))
+        store_file.write_pointer(DIRECTORY + segment + POINTER_SUFFIX, path)
+        undo.callback(forget_file, segment)
     fd = open_shared(segment, posix_ipc.O_CREX, nbytes)
     undo.callback(os.close, fd)
     undo.callback(remove, segment)
@@ -267,7 +334,7 @@ def lay_out(
     except ArenaFullError as error:
         raise ArenaFullError(
             f"Got no room for an empty store {name!r} with a capacity of {capacity} bytes where"
-            f" {DIRECTORY} has {_free_bytes()} bytes free: {error}"
+            f" {_place(path)} has {_free_bytes(path)} bytes free: {error}"
         ) from error
     return fd, native
 

@@ -24,6 +24,7 @@ from shmreplay import (
     recovery,
     reverb_types,
     segment,
+    store_file,
 )
 from shmreplay.checkpoint_thread import CheckpointThread
 from shmreplay.checkpointers import CheckpointerBase, CheckpointSettings
@@ -74,7 +75,9 @@ class Server:
         checkpointer: One of `checkpointers`: the newest checkpoint there is loaded. None: none
             is, and `Client.checkpoint` writes where the system keeps temporary files.
         name: Name of the store: `'shm://NAME'`. None: one is made up.
-        capacity: Bytes that the store may use. None: half of what /dev/shm has free.
+        capacity: Bytes that the store may use. None: half of what is free where it is to lie.
+        path: A file of a local disk for the store, which may then be larger than memory, at the
+            speed of that disk. It is removed with the store: no checkpoint. None: /dev/shm.
         recover: Take the store of this name over if there is one whose server died: with all
             its items, keys, priorities and counters, its capacity and, if `port` is None, its
             port. `tables` must then be the same, or None for those that there are. Where there
@@ -108,6 +111,7 @@ class Server:
         *,
         name: str | None = None,
         capacity: int | None = None,
+        path: str | os.PathLike[str] | None = None,
         recover: bool = False,
         bind: str = "127.0.0.1",
         auth: Any = None,
@@ -116,7 +120,8 @@ class Server:
         bridge_workers: int = 0,
     ) -> None:
         """Makes the store, or takes it over."""
-        self._name = _name_of(name, recover)
+        path = None if path is None else store_file.checked_path(path)
+        self._name = _name_of(name, recover, path)
         self._bridge: Any = None
         checked = None if recover and tables is None else checked_tables(tables)
         settings = _checkpoint_settings(checkpointer)
@@ -124,7 +129,7 @@ class Server:
         workers = _checked_workers(bridge_workers)
         known = self._take_port(port, recover)
         options = (workers, bind, auth, insecure, compress) if port is not None else None
-        store, recovered = self._make_store(checked, capacity, recover, options, settings)
+        store, recovered = self._make_store(checked, (capacity, path), recover, options, settings)
         if known not in (None, self._port):
             _log.warning("port %d of store %r is taken: it has %d now", known, name, self._port)
         self._pid = os.getpid()
@@ -151,7 +156,7 @@ class Server:
     def _make_store(
         self,
         tables: Sequence[Table] | None,
-        capacity: int | None,
+        place: tuple[int | None, str | None],
         recover: bool,
         bridge: tuple[int, str, Any, bool, bool] | None,
         settings: CheckpointSettings,
@@ -167,7 +172,7 @@ class Server:
             store = recovery.take_over(self._name, tables, self._port) if recover else None
             if store is not None:
                 return store, True
-            return _create(self._name, tables, capacity, self._port, settings), False
+            return _create(self._name, tables, place, self._port, settings), False
         except BaseException:
             self._socket.close()
             if self._bridge is not None:
@@ -246,13 +251,13 @@ class Server:
         max_size: int | None = None,
         max_times_sampled: int | None = None,
         rate_limiter: RateLimiter | None = None,
+        max_bytes: int | None = None,
         timeout: float | None = None,
     ) -> None:
         """Gives a table in use other settings: see `Client.configure_table`."""
         seconds = limits.checked_timeout(timeout)
-        live_table.configure(
-            self._connection, table, max_size, max_times_sampled, rate_limiter, seconds
-        )
+        change = (max_size, max_times_sampled, rate_limiter, max_bytes)
+        live_table.configure(self._connection, table, *change, timeout=seconds)
 
     def check(self) -> None:
         """Walks all invariants of the store.
@@ -366,14 +371,10 @@ def _reserve_port(port: Any) -> tuple[socket.socket, int]:
     return reserved, reserved.getsockname()[1]
 
 
-def _name_of(name: str | None, recover: bool) -> str:
-    if name is not None:
-        return name
+def _name_of(name: str | None, recover: bool, path: str | None) -> str:
     if recover:
-        raise errors.InvalidArgumentError(
-            "Got recover=True without a name; expected name=: give that of a store that there is."
-        )
-    return f"{os.getpid()}-{secrets.token_hex(4)}"
+        return _to_recover(name, path)
+    return f"{os.getpid()}-{secrets.token_hex(4)}" if name is None else name
 
 
 def _checked_workers(value: Any) -> int:
@@ -407,10 +408,28 @@ def _reserve_again(port: int) -> tuple[socket.socket, int]:
         return _reserve_port(None)
 
 
+def _to_recover(name: str | None, path: str | None) -> str:
+    """The name of the store to take over."""
+    if name is None and path is not None:
+        name = segment.name_at(path) or os.path.basename(path)
+    if name is None:
+        raise errors.InvalidArgumentError(
+            "Got recover=True without a name; expected name=: give that of a store that there is."
+        )
+    segment.check_name(name)
+    there = segment.file_of(segment.segment_name(name))
+    if path is not None and there not in (None, path):
+        raise errors.InvalidArgumentError(
+            f"Got recover=True and path={path!r} for store {name!r}, which is at {there!r};"
+            " expected that path, or none."
+        )
+    return name
+
+
 def _create(
     name: str,
     tables: Sequence[Table] | None,
-    capacity: int | None,
+    place: tuple[int | None, str | None],
     port: int,
     settings: CheckpointSettings,
 ) -> Store:
@@ -419,16 +438,19 @@ def _create(
             f"Got recover=True without tables for store {name!r}, but there is nothing to recover "
             "under this name; expected tables to make it with. See `shmreplay ls`."
         )
-    path = checkpoint_restore.choose(settings)
-    if path is None:
-        return Store.create(name, [t.config() for t in tables], capacity=capacity, port=port)
-    nbytes = segment.checked_capacity(capacity)
-    plan = checkpoint_restore.plan(path, tables, settings, nbytes)
+    capacity, path = place
+    saved = checkpoint_restore.choose(settings)
+    if saved is None:
+        configs = [t.config() for t in tables]
+        return Store.create(name, configs, capacity=capacity, port=port, path=path)
+    nbytes = segment.checked_capacity(capacity, path)
+    plan = checkpoint_restore.plan(saved, tables, settings, nbytes)
     return Store.create(
         name,
         plan.configs,
         capacity=nbytes,
         port=port,
+        path=path,
         keys=plan.keys,
         fill=lambda native: checkpoint_restore.fill(native, plan),
     )

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final
 
-from shmreplay import lease, ports, segment
+from shmreplay import lease, ports, segment, store_file
 from shmreplay._native import Store as NativeStore
 from shmreplay._native import hold_ask_back, note_fork, sessions
 from shmreplay.errors import (
@@ -81,6 +81,7 @@ class Store:
         self._tables = list(tables)
         self._lease = held_lease
         self._fd = fd
+        store_file.hold(fd)
         self._native = native
         self._pid = os.getpid()
         self._references = 1
@@ -101,6 +102,7 @@ class Store:
         role: str = "server",
         keys: Sequence[tuple[int, int]] | None = None,
         fill: Callable[[NativeStore], None] | None = None,
+        path: str | None = None,
     ) -> Store:
         """Creates a store and attaches to it as its participant 0.
 
@@ -116,10 +118,11 @@ class Store:
             keys: See ``segment.lay_out``.
             fill: Called with the store before anybody can attach to it; if it raises, there is
                 none.
+            path: Of the file that it is in; None: /dev/shm.
 
         Raises:
             StoreExistsError: A living process is attached to a store of this name, or another
-                living server has the port.
+                living server has the port; or the path is taken.
             ArenaFullError: /dev/shm, or the capacity, has no room for an empty store.
             StorePermissionError: The name is taken by a file that is not ours.
             InvalidArgumentError: An argument is out of its range.
@@ -127,7 +130,8 @@ class Store:
         """
         segment.check_name(name)
         port = _checked_port(port)
-        capacity = segment.checked_capacity(capacity)
+        path = None if path is None else store_file.checked_path(path)
+        capacity = segment.checked_capacity(capacity, path)
         with _lock:
             ours = registered(name)
             if ours is not None:
@@ -136,7 +140,7 @@ class Store:
             with ExitStack() as undo:
                 held = lease.lock_new(name, undo)
                 _remove_stale_segment(name)
-                fd, native = segment.lay_out(name, tables, capacity, undo, keys)
+                fd, native = segment.lay_out(name, tables, capacity, undo, keys, path)
                 native.participant_set(0, *lease.identity(), role)
                 native.creator_pid = os.getpid()
                 native.port = port
@@ -467,6 +471,8 @@ class Store:
         # Somebody may have removed the files by hand, and others made new ones.
         if self._is_current():
             segment.remove(segment.segment_name(self._name))
+        if self._lease.is_current():
+            segment.forget_file(segment.segment_name(self._name))
         self._lease.remove()
 
     def participants(self) -> list[Participant]:
@@ -618,6 +624,7 @@ def _remove_stale_segment(name: str) -> None:
     try:
         status = os.lstat(segment.path_of(shared_name))
     except FileNotFoundError:
+        segment.forget_file(shared_name)
         return
     segment.check_owner(shared_name, status)
     _log.warning("replacing store %r, which was left behind by a process that died", name)

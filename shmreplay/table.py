@@ -22,6 +22,7 @@ from shmreplay.limits import (
     EXTENSION_EVENTS,
     EXTENSION_EVENTS_MAX,
     EXTENSION_EVENTS_MIN,
+    MAX_BYTES,
     MAX_CONFIG_JSON_BYTES,
     MAX_SEED,
     MAX_STRIPES,
@@ -37,6 +38,7 @@ __all__ = [
     "Table",
     "TableConfig",
     "TableHandle",
+    "check_bytes",
     "check_limiter",
     "check_sizes",
     "checked_compress",
@@ -74,6 +76,7 @@ class Changeable(NamedTuple):
     min_size_to_sample: int
     min_diff: float
     max_diff: float
+    max_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +105,14 @@ class TableConfig:
     """Changes that its extensions may be behind; 0 for a table without extensions."""
     compress: str = "none"
     """How the steps of its items are compressed: ``'lz4'``, or ``'none'``: not."""
+    max_bytes: int = 0
+    """Bound on the bytes that its items keep in memory; 0: none."""
 
     def __post_init__(self) -> None:
         """Checks the settings, as the class says."""
         _check_name(self.name)
         check_sizes(self.max_size, self.max_times_sampled)
+        check_bytes(self.max_bytes)
         _check_seed(self.seed)
         selectors.from_kind(self.sampler_kind, self.sampler_exponent)
         selectors.from_kind(self.remover_kind, self.remover_exponent)
@@ -195,6 +201,8 @@ class TableConfig:
             insert_blocked_by=reverb_types.insert_blocked_by(limiter, counts.current_size),
             sample_blocked_by=reverb_types.sample_blocked_by(limiter, counts.current_size),
             sampling_mass=counts.sampling_mass,
+            max_bytes=now.max_bytes,
+            current_bytes=counts.current_bytes,
         )
 
     def to_json(self) -> str:
@@ -248,6 +256,10 @@ class Table:
     of steps belongs to its writer, and may serve several tables: writers of a server that has such
     a table compress all that they write, unless they are told otherwise (``compress='none'``);
     ``Client.insert_batch`` goes by its table alone. Nobody who reads notices.
+
+    With ``max_bytes`` inserting evicts by the remover until the items keep no more than that in
+    memory: each block of steps that one refers to, whole and once however many share it, the record
+    of which steps an item has, and those of episodes. An item that has more by itself is an error.
     """
 
     def __init__(
@@ -264,6 +276,7 @@ class Table:
         seed: int | None = None,
         stripes: int | None = None,
         compress: str | None = None,
+        max_bytes: int = 0,
     ) -> None:
         """Describes a table.
 
@@ -283,6 +296,7 @@ class Table:
                 remover need one order over all items, or ``max_times_sampled`` or extensions are
                 set, else the number of processors, at most 16.
             compress: ``'lz4'``: full blocks of steps are kept compressed. See the class.
+            max_bytes: Bytes that the items may keep in memory; 0: no bound. See the class.
 
         Raises:
             InvalidArgumentError: A value is out of its range.
@@ -296,8 +310,8 @@ class Table:
         self._requested_stripes = None if stripes is None else checked_int("stripes", stripes)
         resolved = self._requested_stripes
         if resolved is None:
-            order = max_times_sampled > 0 or self._extensions
-            resolved = 1 if order else _default_stripes(sampler.kind, remover.kind, max_size)
+            most = 1 if max_times_sampled > 0 or self._extensions else max_size
+            resolved = _default_stripes(sampler.kind, remover.kind, most)
         self._config = TableConfig(
             name=name,
             sampler_kind=sampler.kind,
@@ -306,15 +320,13 @@ class Table:
             remover_exponent=remover.priority_exponent,
             max_size=max_size,
             max_times_sampled=max_times_sampled,
-            samples_per_insert=rate_limiter.samples_per_insert,
-            min_size_to_sample=rate_limiter.min_size_to_sample,
-            min_diff=rate_limiter.min_diff,
-            max_diff=rate_limiter.max_diff,
+            **_numbers_of(rate_limiter),
             stripes=resolved,
             seed=None if seed is None else checked_int("seed", seed),
             signature_json=spec.signature_to_json(self._signature),
             events=EXTENSION_EVENTS if self._extensions else 0,
             compress=checked_compress(compress) or "none",
+            max_bytes=checked_int("max_bytes", max_bytes),
         )
         self._sampler = sampler
         self._remover = remover
@@ -409,6 +421,7 @@ class Table:
             seed=config.seed,
             stripes=config.stripes,
             compress=config.compress,
+            max_bytes=config.max_bytes,
         )
 
     def replace(
@@ -425,6 +438,7 @@ class Table:
         seed: int | None = None,
         stripes: int | None = None,
         compress: str | None = None,
+        max_bytes: int | None = None,
     ) -> Table:
         """Describes another, empty table with some settings changed.
 
@@ -440,6 +454,7 @@ class Table:
             seed: Of the random numbers.
             stripes: Where none were asked for, the default for the new settings.
             compress: ``'lz4'`` or ``'none'``.
+            max_bytes: Bound on the bytes that the items keep in memory.
 
         Raises:
             InvalidArgumentError: A value is out of its range.
@@ -460,6 +475,7 @@ class Table:
             seed=config.seed if seed is None else seed,
             stripes=self._requested_stripes if stripes is None else stripes,
             compress=config.compress if compress is None else compress,
+            max_bytes=config.max_bytes if max_bytes is None else max_bytes,
         )
 
     @property
@@ -585,6 +601,11 @@ def _default_stripes(sampler: str, remover: str, max_size: int) -> int:
     return min(DEFAULT_MAX_STRIPES, os.cpu_count() or 1, max_size)
 
 
+def _numbers_of(limiter: rate_limiters.RateLimiter) -> dict[str, Any]:
+    names = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
+    return {name: getattr(limiter, name) for name in names}
+
+
 def _check_name(name: Any) -> None:
     if not isinstance(name, str):
         raise ArgumentTypeError(
@@ -646,6 +667,18 @@ def check_sizes(max_size: int, max_times_sampled: int) -> None:
         raise ArgumentTypeError(
             f"Got max_times_sampled {max_times_sampled}; expected an int of at most"
             f" {MAX_TIMES_SAMPLED}. Give 0 for no limit."
+        )
+
+
+def check_bytes(max_bytes: int) -> None:
+    """Checks a bound on the bytes of a table.
+
+    Raises:
+        InvalidArgumentError: It is negative, or beyond any memory.
+    """
+    if not 0 <= max_bytes <= MAX_BYTES:
+        raise InvalidArgumentError(
+            f"Got max_bytes {max_bytes}; expected 0 to {MAX_BYTES}, where 0 is no bound."
         )
 
 

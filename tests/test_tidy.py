@@ -36,8 +36,8 @@ LAYERS = [
     {"binding_support", "table"},
     {"pattern_plan"},
     {"_native"},
-    {"item_schema", "segment", "checkpoint_format"},
-    {"checkpoint_check", "checkpoint_files"},
+    {"item_schema", "checkpoint_format", "sizes", "store_file"},
+    {"segment", "checkpoint_check", "checkpoint_files"},
     {"checkpoint"},
     {"lease"},
     {"ports"},
@@ -68,6 +68,7 @@ LAYERS = [
         "command_ls",
         "command_serve",
         "command_minari",
+        "command_size",
         "command_top",
     },
     {"cli", "metrics", "pybind", "reverb_server"},
@@ -80,10 +81,11 @@ LATE = {("client", "bridge")}
 # The same for the core, where a name without a suffix stands for header and source: a header knows
 # only those above, a source file also those of its own line.
 CORE_LAYERS = [
-    {"layout_events.h", "layout_blocks.h", "layout_participant.h", "layout_receipts.h"},
+    {"layout_events.h", "layout_blocks.h", "layout_kinds.h"},
+    {"layout_participant.h", "layout_receipts.h"},
     {"layout.h"},
     {"handles.h"},
-    {"rows_apart.h"},
+    {"account.h", "rows_apart.h"},
     {"shmreplay.h"},
     {"remote.h"},
     {"checkpoint.h", "guard.h", "peek.h"},
@@ -94,15 +96,15 @@ CORE_LAYERS = [
     {"arena_chunks.h", "arena.c", "arena_check.c", "arena_rebuild.c", "commit.c"},
     {"schema.c", "index.h"},
     {"index_epoch", "index_fifo", "index_heap", "index_sumtree", "index_uniform", "index.c"},
-    {"packed.h"},
+    {"bytes.h", "packed.h"},
     {"ledger", "steps", "packed.c", "refs.c", "gather.c"},
     {"events", "stripe.h", "limiter", "reach"},
-    {"hold", "stripe.c", "stripe_rebuild.c"},
+    {"bytes.c", "hold", "stripe.c", "stripe_rebuild.c"},
     {"evict", "lock_all", "shape.c"},
     {"receipt"},
     {"repair.c"},
     {"configure.c", "insert.c", "list.c", "sample.c", "keys.c"},
-    {"session.c", "store.c", "check.c", "inspect.c", "restore.c", "snapshot.c"},
+    {"account.c", "session.c", "store.c", "check.c", "inspect.c", "restore.c", "snapshot.c"},
 ]
 
 # Why: a condition variable hangs whoever notifies after a waiter was killed; a file that is only

@@ -8,7 +8,7 @@ from libc.string cimport memcpy, memmove, memset, strlen
 
 cdef extern from "_core/shmreplay.h" nogil:
     enum: SR_OK, SR_WOULD_BLOCK, SR_FULL, SR_NOSPACE, SR_CLOSED, SR_CORRUPT, SR_INVALID
-    enum: SR_VERSION, SR_LIMIT, SR_SYS, SR_ELSEWHERE
+    enum: SR_VERSION, SR_LIMIT, SR_SYS, SR_ELSEWHERE, SR_TOO_LARGE
     enum: SR_PLAIN, SR_LZ4, SR_LZ4_XOR
     enum: SR_SESSION_CLIENT, SR_SESSION_WRITER, SR_SESSION_SAMPLER
     enum: SR_KIND_BLOCK, SR_KIND_TRAJ, SR_KIND_EPISODE
@@ -58,10 +58,13 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint64_t seed
         uint32_t n_events, slot_bits
         uint64_t slots_min
+        int64_t max_bytes
     ctypedef struct sr_store_config:
         uint64_t capacity_bytes, generation, config_bytes
         uint32_t n_arenas, n_participants, n_sessions, n_tables
     ctypedef struct sr_store_stats:
+        uint64_t margin, blocks, trajectories, pinned, episodes, ledgers, schemas, fragmented, tail
+        uint64_t index_bytes[64]
         uint64_t capacity, committed, fixed, index_committed
         uint64_t arena_committed, arena_used, arena_free, arena_allocs
         uint64_t packed_raw, packed_stored
@@ -70,6 +73,11 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint64_t inserts, samples, updates, bytes_in
 
     uint64_t sr_layout_signature()
+    uint64_t sr_size_block(uint32_t n_tables, uint32_t n_cols, const uint64_t *row_bytes,
+                           uint32_t rows)
+    uint64_t sr_size_traj(uint32_t n_cols, uint32_t n_blocks, uint32_t n_segs)
+    uint64_t sr_size_episode(uint32_t n_tables)
+    uint64_t sr_size_index(const sr_table_config *cfg, uint64_t capacity_bytes, uint64_t slots)
     uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *tables)
     int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables,
                         const char *json)
@@ -101,7 +109,6 @@ cdef extern from "_core/shmreplay.h" nogil:
     int sr_episode_new(sr_ses *ses, uint64_t id, uint64_t *off, uint32_t *position)
     int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
                      uint64_t *off, uint32_t *position)
-    uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap)
     uint32_t sr_block_columns(const sr_store *st, uint64_t block)
     void *sr_block_cell(const sr_store *st, uint64_t block, uint32_t col, uint32_t row,
                         uint32_t count, uint64_t row_bytes)
@@ -147,6 +154,7 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint32_t row_start, row_count
         double priority
         uint32_t schema
+    int sr_items_fit(sr_store *st, uint32_t table, uint32_t n, const sr_item *items)
     int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys,
                   uint32_t *done, uint32_t *seq)
 
@@ -178,13 +186,13 @@ cdef extern from "_core/shmreplay.h" nogil:
                    uint32_t *found, uint32_t *item_schema)
     int sr_contains(sr_ses *ses, uint32_t table, uint64_t key)
 
-    enum: SR_SET_MAX_SIZE, SR_SET_MAX_TIMES_SAMPLED, SR_SET_LIMITER
+    enum: SR_SET_MAX_SIZE, SR_SET_MAX_TIMES_SAMPLED, SR_SET_LIMITER, SR_SET_MAX_BYTES
     ctypedef struct sr_table_change:
         uint32_t what
         int32_t max_times_sampled
         int64_t max_size
         double samples_per_insert, min_diff, max_diff
-        int64_t min_size_to_sample
+        int64_t min_size_to_sample, max_bytes
     int sr_table_configure(sr_ses *ses, uint32_t table, const sr_table_change *change)
 
     ctypedef struct sr_table_info:
@@ -196,6 +204,7 @@ cdef extern from "_core/shmreplay.h" nogil:
         uint64_t events_dropped
         int32_t max_times_sampled
         int64_t max_size, max_size_limit, min_size_to_sample
+        int64_t max_bytes, bytes
         double samples_per_insert, min_diff, max_diff, max_priority, mass
         uint64_t updates, inserts_refused, samples_refused, insert_wait_ns, sample_wait_ns
         uint64_t consumed, deleted, evicted

@@ -21,7 +21,7 @@ cdef dict table_counts(const sr_table_info *i):
         "max_times_sampled": i.max_times_sampled, "samples_per_insert": i.samples_per_insert,
         "min_size_to_sample": i.min_size_to_sample, "min_diff": i.min_diff,
         "max_diff": i.max_diff, "max_priority": i.max_priority,
-        "mass": i.mass,}
+        "mass": i.mass, "max_bytes": i.max_bytes, "data_bytes": i.bytes,}
 
 
 def peek_store(Store store):

@@ -234,7 +234,8 @@ cdef class Session:
             raise_status(rc, "fetching items", self.store)
         return batch
 
-    def configure(self, uint32_t table, max_size, max_times_sampled, limiter, timeout=None):
+    def configure(self, uint32_t table, max_size, max_times_sampled, limiter, max_bytes=None,
+                  timeout=None):
         """Change what is not None; limiter: (samples_per_insert, min_size_to_sample, min_diff,
         max_diff).
 
@@ -255,6 +256,9 @@ cdef class Session:
         if limiter is not None:
             c.what |= SR_SET_LIMITER
             c.samples_per_insert, c.min_size_to_sample, c.min_diff, c.max_diff = limiter
+        if max_bytes is not None:
+            c.what |= SR_SET_MAX_BYTES
+            c.max_bytes = max_bytes
         cdef WaitLog log = None
         while True:
             with nogil:
@@ -477,7 +481,11 @@ cdef class Session:
                         items[i].row_count = 1 | SR_COL_SQUEEZED
                         items[i].priority = prio[i]
                         items[i].schema = schema
+                if rc == SR_OK:
+                    rc = sr_items_fit(&self.store.st, table, 1, items)
             if rc != SR_OK:
+                if rc == SR_TOO_LARGE:
+                    sr_release(&self.ses, 1, &position)
                 raise_status(
                     rc, f"insert_batch (after {at} rows)" if at else "insert_batch", self.store)
             try:

@@ -33,10 +33,16 @@ cdef raise_status(int rc, str what, Store store=None):
             f"Give the server a larger capacity=, a smaller table max_size, or delete items.{pins}")
     if rc == SR_NOSPACE:
         raise errors.ArenaFullError(
-            f"{what}: the file system behind shared memory (/dev/shm) is full: {d.asked} bytes "
-            "asked for. "
+            f"{what}: the file system of the store (/dev/shm, or that of its path=) is full: "
+            f"{d.asked} bytes asked for. "
             "Free space there or enlarge it (Docker: --shm-size), or give the server a smaller "
             f"capacity=.{pins}")
+    if rc == SR_TOO_LARGE:
+        raise errors.InvalidArgumentError(
+            f"{what}: got an item that keeps {d.asked} bytes in memory by itself; expected at most "
+            f"the max_bytes of its table, {d.available}. An item keeps whole blocks of steps: give "
+            "the table a larger max_bytes, or the writer a smaller max_chunk_length (insert_batch: "
+            "fewer rows at once).")
     if rc == SR_CLOSED:
         raise errors.ServerClosedError(
             f"{what}: the server has closed this store: its memory and its items are gone. Once it "
@@ -78,6 +84,7 @@ cdef int fill_table_config(sr_table_config *c, object cfg, object seed, object k
     c.seed = seed
     c.n_events = cfg.events
     c.slot_bits, c.slots_min = keys
+    c.max_bytes = cfg.max_bytes
     return 0
 
 
@@ -114,6 +121,35 @@ def store_bytes(uint64_t capacity, uint32_t n_arenas, uint32_t n_participants, u
     cdef sr_table_config *list = make_table_configs(tables, [0] * len(tables), keys)
     cdef uint64_t n = sr_store_bytes(&cfg, list)
     free(list)
+    return n
+
+
+def size_of_block(uint32_t n_tables, row_bytes, uint32_t rows):
+    """Bytes of a block: rows of columns of these bytes each, in a store of so many tables."""
+    cdef uint64_t sizes[SR_COLUMNS_MAX]
+    cdef uint32_t n = <uint32_t>len(row_bytes)
+    if not 1 <= n <= SR_COLUMNS_MAX:
+        raise errors.InvalidArgumentError(f"got {n} columns; expected 1 to {SR_COLUMNS_MAX}")
+    for i in range(n):
+        sizes[i] = row_bytes[i]
+    return sr_size_block(n_tables, n, sizes, rows)
+
+
+def size_of_trajectory(uint32_t n_cols, uint32_t n_blocks, uint32_t n_segments):
+    """Bytes that the record of an item takes."""
+    return sr_size_traj(n_cols, n_blocks, n_segments)
+
+
+def size_of_episode(uint32_t n_tables):
+    """Bytes that the record of an episode takes."""
+    return sr_size_episode(n_tables)
+
+
+def size_of_index(table, uint64_t capacity, uint64_t slots):
+    """Bytes of slots and selectors of a table (a TableConfig) of which so many slots were used."""
+    cdef sr_table_config *c = make_table_configs([table], [0], None)
+    cdef uint64_t n = sr_size_index(c, capacity, slots)
+    free(c)
     return n
 
 
@@ -296,7 +332,7 @@ cdef class Store:
         return out
 
     def stats(self):
-        """Bytes by use, and who is there: a flat dict of numbers."""
+        """Bytes by use, of one moment (see sr_store_stats), and who is there."""
         self.usable()
         cdef sr_store_stats s
         cdef int rc = sr_store_get_stats(&self.st, &s)
@@ -309,7 +345,11 @@ cdef class Store:
             "arena_allocations": s.arena_allocs, "compressed_raw_bytes": s.packed_raw,
             "compressed_stored_bytes": s.packed_stored, "participants": s.participants,
             "sessions": s.sessions, "repairs": s.repairs, "poisoned_tables": s.poisoned,
-            "closed": s.closed, **store_counts(&s),}
+            "closed": s.closed, **store_counts(&s),
+            "margin_bytes": s.margin, "block_bytes": s.blocks, "trajectory_bytes": s.trajectories,
+            "pinned_bytes": s.pinned, "episode_bytes": s.episodes, "ledger_bytes": s.ledgers,
+            "schema_bytes": s.schemas, "fragmented_bytes": s.fragmented, "free_bytes": s.tail,
+            "table_index_bytes": [s.index_bytes[i] for i in range(self.st.shape.n_tables)],}
 
     def committer_step(self):
         """Wait at most 0.1 s for an arena to run low, then commit ahead.

@@ -424,8 +424,10 @@ cdef class StructuredCore:
             item.priority = self.td_priority(plan, newest)
         item.schema = plan.schema
         if self.whole_rows(plan, &item):
-            rc = SR_WOULD_BLOCK
-            if not w.pending:
+            rc = sr_items_fit(&w.session.store.st, plan.t, 1, &item)
+            if rc == SR_OK and w.pending:
+                rc = SR_WOULD_BLOCK
+            elif rc == SR_OK:
                 with nogil:
                     rc = sr_insert(&w.session.ses, plan.t, 1, &item, &key, &done, &seq)
         else:

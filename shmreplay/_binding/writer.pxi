@@ -1373,6 +1373,7 @@ cdef class WriterCore:
         cdef uint64_t off = 0
         cdef Py_ssize_t total = 0
         cdef int rc
+        cdef sr_item item
         cdef sr_ses *ses = &self.session.ses
         cdef WaitLog log = None
         cdef double deadline = deadline_of(timeout)
@@ -1393,11 +1394,15 @@ cdef class WriterCore:
             if self.session.store.swept(rc):
                 rc = sr_traj_new(ses, n, first_run, flags, runs, &off, &position)
             if rc == SR_OK:
+                memset(&item, 0, sizeof(item))
+                item.ref = SR_REF(off, SR_KIND_TRAJ)
                 try:
                     while True:
                         with nogil:
-                            rc = sr_replace(
-                                ses, t, key, SR_REF(off, SR_KIND_TRAJ), schema, &found, &other)
+                            rc = sr_items_fit(ses.st, t, 1, &item)
+                            if rc == SR_OK:
+                                rc = sr_replace(
+                                    ses, t, key, item.ref, schema, &found, &other)
                         if rc != SR_WOULD_BLOCK:
                             break
                         log = self.session.wait_for_room(
@@ -1488,7 +1493,9 @@ cdef class WriterCore:
             item.priority = priority
             item.schema = plan.schema
             with nogil:
-                rc = sr_insert(&self.session.ses, t, 1, &item, key, &done, &seq)
+                rc = sr_items_fit(&self.session.store.st, t, 1, &item)
+                if rc == SR_OK:
+                    rc = sr_insert(&self.session.ses, t, 1, &item, key, &done, &seq)
             if rc == SR_FULL or rc == SR_NOSPACE:
                 return SR_WOULD_BLOCK  # nothing was done: the long way looks for room
             if rc != SR_OK and rc != SR_WOULD_BLOCK:
@@ -1784,13 +1791,17 @@ cdef class WriterCore:
                 item.row_start = runs[0].start
                 item.row_count = runs[0].count | flags[0]
                 with nogil:
-                    rc = sr_insert(ses, t, 1, item, key, &done, &seq) if now else SR_WOULD_BLOCK
+                    rc = sr_items_fit(ses.st, t, 1, item)
+                    if rc == SR_OK:
+                        rc = sr_insert(ses, t, 1, item, key, &done, &seq) if now else SR_WOULD_BLOCK
                 return rc
             with nogil:
                 rc = sr_traj_new(ses, n, first_run, flags, runs, &off, position)
                 if rc == SR_OK:
                     item.ref = SR_REF(off, SR_KIND_TRAJ)
-                    rc = sr_insert(ses, t, 1, item, key, &done, &seq) if now else SR_WOULD_BLOCK
+                    rc = sr_items_fit(ses.st, t, 1, item)
+                    if rc == SR_OK:
+                        rc = sr_insert(ses, t, 1, item, key, &done, &seq) if now else SR_WOULD_BLOCK
                     if rc != SR_WOULD_BLOCK:
                         sr_release(ses, 1, position)
             return rc

@@ -76,6 +76,7 @@ static inline void carve(sr_store *st, sr_arena *a, uint64_t c, uint64_t size, e
     }
     flags_set(chunk_at(st, c), size | (uint64_t)kind << KIND_SHIFT);
     a->used_bytes += size;
+    a->kind_bytes[kind] += size;
     a->free_bytes -= size;
     a->n_allocs++;
 }
@@ -176,6 +177,7 @@ static int free_payload(sr_store *st, uint64_t off, _Atomic uint64_t *inflight) 
     }
     if (SR_LIKELY(ok)) {
         a->used_bytes -= size;
+        a->kind_bytes[kind_of(flags)] -= size;
         a->free_bytes += size;
         a->n_allocs--;
         /* Even where it becomes the inside of a larger free chunk: a second free must find it

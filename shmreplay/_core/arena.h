@@ -22,6 +22,9 @@ int sr_commit(sr_store *st, uint64_t off, uint64_t bytes, uint64_t charge);
  * Crash: inside an arena's lock. */
 uint64_t sr_give_back(sr_store *st, uint64_t bytes);
 
+/* Bytes of the free chunk at the arena's end, 0 if there is none. Under its lock. */
+uint64_t sr_arena_tail(const sr_store *st, const sr_arena *a);
+
 /* Populate the pages of this process's mapping (MADV_POPULATE_WRITE), ignoring kernels that
  * cannot. */
 void sr_populate(sr_store *st, uint64_t off, uint64_t bytes);

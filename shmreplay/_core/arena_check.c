@@ -3,7 +3,7 @@
 #include "lock.h"
 
 typedef struct {
-    uint64_t used, free, n_allocs;
+    uint64_t used, free, n_allocs, by_kind[SR_KIND_END];
     uint64_t free_mark; /* sum of the free chunks' scrambled offsets: a set in a word */
 } arena_count;
 
@@ -34,6 +34,7 @@ static int check_chunks(const sr_store *st, const sr_arena *a, sr_visit visit, v
         } else {
             REQUIRE(kind > SR_KIND_NONE && kind < SR_KIND_END);
             n->used += size;
+            n->by_kind[kind] += size;
             n->n_allocs++;
             if (visit != NULL) {
                 visit(ctx, c + SR_CHUNK_HEAD, (enum sr_kind)kind, size - SR_CHUNK_HEAD);
@@ -84,6 +85,7 @@ int sr_arena_check_locked(const sr_store *st, const sr_arena *a, sr_visit visit,
     if (rc == 0) rc = check_lists(st, a, &n);
     if (rc != 0) return rc;
     REQUIRE(a->used_bytes == n.used);
+    REQUIRE(memcmp(a->kind_bytes, n.by_kind, sizeof n.by_kind) == 0);
     REQUIRE(a->free_bytes == n.free);
     REQUIRE(a->n_allocs == n.n_allocs);
     return 0;

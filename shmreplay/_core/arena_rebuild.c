@@ -30,6 +30,7 @@ int sr_arena_rebuild(sr_store *st, sr_arena *a, sr_next_live next, void *ctx) {
     int empty = a->committed_end == a->start;
     if (!empty && !chunks_ok(st, a, next, ctx)) return SR_CORRUPT;
     a->used_bytes = a->free_bytes = a->n_allocs = a->fl_bitmap = 0;
+    memset(a->kind_bytes, 0, sizeof a->kind_bytes);
     memset(a->sl_bitmap, 0, sizeof a->sl_bitmap);
     memset(a->head, 0, sizeof a->head);
     if (empty) return SR_OK;
@@ -45,6 +46,7 @@ int sr_arena_rebuild(sr_store *st, sr_arena *a, sr_next_live next, void *ctx) {
              * without a lock. */
             flags_set(chunk_at(st, live), flags & ~SR_CHUNK_PREV_FREE);
             a->used_bytes += size;
+            a->kind_bytes[kind_of(flags)] += size;
             a->n_allocs++;
         }
         if (live > c) {

@@ -1,6 +1,7 @@
 /* Walking all invariants: selectors against slots, counters against slots, references against
  * what refers to them, allocators. */
 #include "arena.h"
+#include "bytes.h"
 #include "events.h"
 #include "hold.h"
 #include "fault.h"
@@ -130,6 +131,8 @@ int sr_check_table_locked(sr_store *st, uint32_t table, char *text, uint64_t tex
     }
     const char *events = sr_events_check(st, t, table);
     if (events != NULL) FAIL(w, "table %.63s: %s", t->name, events);
+    const char *bytes = sr_bytes_check(st, t, table);
+    if (bytes != NULL) FAIL(w, "table %.63s: %s", t->name, bytes);
     sr_books b = sr_limiter_books(st, table);
     if (t->pending != b.inserts || t->pending_samples != b.samples) {
         FAIL(w, "table %.63s: limiter budget lost: %lld and %lld pending, %lld and %lld reserved",
@@ -140,6 +143,10 @@ int sr_check_table_locked(sr_store *st, uint32_t table, char *text, uint64_t tex
         FAIL(w, "table %.63s: %lld inserted, %lld deleted, %lld on their way, but %lld there",
              t->name, (long long)t->inserts, (long long)t->deletes, (long long)b.owed,
              (long long)total);
+    }
+    if (sr_bytes_over(st, t) && !sr_has_events(t) && quiet(st)) {
+        FAIL(w, "table %.63s: %lld bytes, at most %lld", t->name, (long long)sr_bytes_of(st, t),
+             (long long)sr_max_bytes(t));
     }
     if (total > t->max_size && quiet(st)) {
         FAIL(w, "table %.63s: %lld items, at most %lld", t->name, (long long)total,
@@ -369,15 +376,17 @@ int sr_check(sr_store *st, uint32_t table, char *text, uint64_t text_bytes) {
     SR_GUARDED(st, contradicts(text, text_bytes))
     why w = {.text = text, .bytes = text_bytes};
     if (text_bytes > 0) text[0] = 0;
-    if (table != SR_NONE) {
-        return table < st->shape.n_tables ? check_one(st, table, text, text_bytes) : SR_INVALID;
+    if (table != SR_NONE && table >= st->shape.n_tables) return SR_INVALID;
+    /* What counts bytes is only at rest under all locks. */
+    if (table != SR_NONE && !sr_counts_bytes(sr_table_at(st, table))) {
+        return check_one(st, table, text, text_bytes);
     }
     int rc = sr_lock_all(st);
     if (rc != SR_OK) return rc;
     for (uint32_t i = 0; i < st->shape.n_tables && rc == SR_OK; i++) {
-        rc = sr_check_table_locked(st, i, text, text_bytes);
+        if (table == SR_NONE || table == i) rc = sr_check_table_locked(st, i, text, text_bytes);
     }
-    if (rc == SR_OK) rc = check_references(st, &w);
+    if (rc == SR_OK && table == SR_NONE) rc = check_references(st, &w);
     sr_unlock_all(st);
     return rc;
 }

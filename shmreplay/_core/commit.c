@@ -156,6 +156,11 @@ static uint64_t tail_bytes(const sr_store *st, const sr_arena *a) {
     return last;
 }
 
+uint64_t sr_arena_tail(const sr_store *st, const sr_arena *a) {
+    uint64_t bytes = tail_bytes(st, a);
+    return bytes == UINT64_MAX ? 0 : bytes;
+}
+
 int sr_arena_grow(sr_store *st, sr_arena *a, uint64_t size, uint64_t *found) {
     uint64_t tail = tail_bytes(st, a), end = committed_end(a);
     if (tail == UINT64_MAX) return SR_CORRUPT;

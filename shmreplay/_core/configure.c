@@ -3,6 +3,7 @@
  * Crash: what has to go goes first, and each setting is one store, so that whatever a death leaves
  * is a table within its bounds, with each setting either old or new. Of a limiter's four numbers
  * some may be new and others old: that is a limiter too, if one that nobody asked for. */
+#include "bytes.h"
 #include "events.h"
 #include "evict.h"
 #include "limiter.h"
@@ -16,6 +17,7 @@ static int change_ok(const sr_table *t, const sr_table_change *c) {
                                         .available = (uint64_t)t->max_size_limit};
         return 0;
     }
+    if ((c->what & SR_SET_MAX_BYTES) && c->max_bytes < 0) return 0;
     return !(c->what & SR_SET_LIMITER) ||
            (c->samples_per_insert > 0 && c->min_size_to_sample >= 1);
 }
@@ -53,6 +55,27 @@ static int64_t live(const sr_store *st, const sr_table *t) {
     return n;
 }
 
+/* The bytes are counted before the bound holds, and no longer once it does not. */
+static int bound_bytes(sr_ses *ses, sr_table *t, int64_t max_bytes) {
+    sr_store *st = ses->st;
+    uint32_t table = (uint32_t)(t - sr_table_at(st, 0));
+    int counted = sr_counts_bytes(t), rc = SR_OK;
+    if (max_bytes > 0 && !counted) {
+        atomic_store_explicit(&t->count_bytes, 1, memory_order_release);
+        sr_bytes_recount(st, t, table);
+    }
+    while (max_bytes > 0 && live(st, t) > 0 && sr_bytes_of(st, t) > max_bytes && rc == SR_OK) {
+        rc = room(ses, t);
+        if (rc == SR_OK) rc = sr_evict_locked(st, t, 1);
+    }
+    if (rc == SR_OK) atomic_store_explicit(&t->max_bytes, max_bytes, memory_order_release);
+    if (sr_max_bytes(t) == 0 && sr_counts_bytes(t)) {
+        atomic_store_explicit(&t->count_bytes, 0, memory_order_release);
+        sr_bytes_forget(st, t, table);
+    }
+    return rc;
+}
+
 /* Under all locks of the table. */
 static int apply(sr_ses *ses, sr_table *t, const sr_table_change *c) {
     int rc = SR_OK;
@@ -71,6 +94,10 @@ static int apply(sr_ses *ses, sr_table *t, const sr_table_change *c) {
         }
         if (rc != SR_OK) return rc;
         t->max_size = c->max_size;
+    }
+    if (c->what & SR_SET_MAX_BYTES) {
+        rc = bound_bytes(ses, t, c->max_bytes);
+        if (rc != SR_OK) return rc;
     }
     if (c->what & SR_SET_LIMITER) {
         t->samples_per_insert = c->samples_per_insert;

@@ -13,4 +13,11 @@ int sr_evict(sr_ses *ses, uint32_t table, const sr_grant *g, uint64_t want);
  * SR_OK or SR_CORRUPT. Crash: the repair counts what is gone. */
 int sr_evict_locked(sr_store *st, sr_table *t, uint64_t want);
 
+/* Of a table that counts bytes: remove by the remover, and count, until it is within max_size and
+ * max_bytes. Under the limiter, so that several at once remove no more than one would. SR_OK,
+ * SR_CORRUPT; SR_WOULD_BLOCK: no room to tell the table's extensions. Crash: inside the limiter. */
+int sr_evict_bounded(sr_ses *ses, uint32_t table);
+/* Down to max_bytes, as sr_evict_locked. */
+int sr_evict_bytes_locked(sr_store *st, sr_table *t);
+
 #endif

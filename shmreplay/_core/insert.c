@@ -1,4 +1,5 @@
 /* Inserting: reserve at the limiter, place in a stripe, settle, evict. */
+#include "bytes.h"
 #include "events.h"
 #include "evict.h"
 #include "index.h"
@@ -79,6 +80,13 @@ static int place(sr_ses *ses, sr_table *t, sr_stripe *s, uint64_t n, const sr_it
     return rc;
 }
 
+/* Of a table with events: room to tell of what is about to happen, and of what was to be evicted
+ * before and could not be told. */
+static int make_room(sr_ses *ses, sr_table *t, uint32_t table, uint64_t *want) {
+    int rc = sr_counts_bytes(t) ? sr_evict_bounded(ses, table) : SR_OK;
+    return rc == SR_OK ? sr_events_promise(ses, t, want) : rc;
+}
+
 static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items,
                        uint64_t *keys, uint32_t *done, uint32_t *seq) {
     sr_store *st = ses->st;
@@ -87,7 +95,7 @@ static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *i
     while (*done < n) {
         uint64_t want = n - *done < BATCH_MAX ? n - *done : BATCH_MAX;
         sr_grant g;
-        int rc = sr_has_events(t) ? sr_events_promise(ses, t, &want) : SR_OK;
+        int rc = sr_has_events(t) ? make_room(ses, t, table, &want) : SR_OK;
         *seq = ses->room_seq;
         if (rc == SR_OK) rc = sr_limiter_reserve_insert(ses, table, want, &g);
         if (rc != SR_OK) return rc;
@@ -101,6 +109,10 @@ static int insert_some(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *i
         *done += (uint32_t)placed;
         rc = sr_limiter_settle_insert(ses, table, &g, placed, place_epoch, &evict);
         if (rc == SR_OK && evict > 0) rc = sr_evict(ses, table, &g, evict);
+        if (rc == SR_OK && SR_UNLIKELY(sr_counts_bytes(t))) {
+            rc = sr_evict_bounded(ses, table);
+            if (rc == SR_WOULD_BLOCK) rc = SR_OK; /* the next insert does it, before its item */
+        }
         if (rc != SR_OK) return rc;
         if (placing == SR_DIRTY) placing = sr_repair(st);
         if (placing != SR_OK) return placing;

@@ -2,6 +2,7 @@
  *
  * Nothing that is read here is believed: every offset and length is checked against committed
  * memory before it is used, as the store may be damaged, or change while it is looked at. */
+#include "bytes.h"
 #include "packed.h"
 #include "peek.h"
 #include "shape.h"
@@ -240,7 +241,7 @@ uint32_t sr_peek_stripes(const sr_store *st, uint32_t table) {
     return t == NULL ? 0 : sr_shape_stripes(st, table);
 }
 
-void sr_copy_info(const sr_table *t, sr_table_info *out) {
+void sr_copy_info(const sr_store *st, const sr_table *t, sr_table_info *out) {
     out->poisoned = atomic_load_explicit(&t->poisoned, memory_order_relaxed);
     out->inserts = t->inserts;
     out->samples = t->samples;
@@ -260,6 +261,8 @@ void sr_copy_info(const sr_table *t, sr_table_info *out) {
     out->samples_per_insert = t->samples_per_insert;
     out->min_diff = t->min_diff;
     out->max_diff = t->max_diff;
+    out->max_bytes = sr_max_bytes(t);
+    out->bytes = sr_counts_bytes(t) ? sr_bytes_of(st, t) : 0;
     out->max_priority = sr_max_priority(t);
     out->num_episodes = atomic_load_explicit(&t->num_episodes, memory_order_relaxed);
     out->num_deleted_episodes =
@@ -282,7 +285,7 @@ int sr_peek_table(const sr_store *st, uint32_t table, sr_table_info *out) {
     const sr_table *t = sr_table_at(st, table);
     if (t == NULL) return SR_INVALID;
     memset(out, 0, sizeof *out);
-    sr_copy_info(t, out);
+    sr_copy_info(st, t, out);
     for (uint32_t k = 0; k < sr_shape_stripes(st, table); k++) {
         sr_add_hints(stripe_of(st, table, k), out);
     }

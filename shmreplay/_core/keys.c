@@ -1,5 +1,7 @@
 /* Operations by key: update, delete, contains; and reset and info. */
+#include "bytes.h"
 #include "events.h"
+#include "evict.h"
 #include "index.h"
 #include "limiter.h"
 #include "lock.h"
@@ -166,7 +168,9 @@ int sr_replace(sr_ses *ses, uint32_t table, uint64_t key, uint64_t ref, uint32_t
         if (rc == SR_OK) rc = sr_stripe_replace(st, t, s, slot, ref);
     }
     sr_unlock_stripe(st, t, s);
-    return rc;
+    if (rc != SR_OK || !sr_counts_bytes(t)) return rc;
+    rc = sr_evict_bounded(ses, table);
+    return rc == SR_WOULD_BLOCK ? SR_OK : rc; /* the next insert does it */
 }
 
 int sr_lock_table_inner(sr_store *st, sr_table *t) {
@@ -271,7 +275,7 @@ int sr_table_get_info(sr_store *st, uint32_t table, sr_table_info *out) {
     memset(out, 0, sizeof *out);
     int rc = sr_lock(st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
-    sr_copy_info(t, out);
+    sr_copy_info(st, t, out);
     sr_unlock(&t->limiter_lock);
     sr_events_count(st, t, out);
     SR_ASSERT(sr_shape_table_ok(st, t, table));

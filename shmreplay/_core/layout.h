@@ -15,8 +15,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "layout_events.h"
 #include "layout_blocks.h"
+#include "layout_events.h"
+#include "layout_kinds.h"
 #include "layout_participant.h"
 #include "layout_receipts.h"
 
@@ -174,6 +175,7 @@ typedef struct {
     uint64_t used_bytes;      /* allocated, chunk headers included */
     uint64_t free_bytes;
     uint64_t n_allocs;
+    uint64_t kind_bytes[SR_KIND_END]; /* used_bytes by enum sr_kind */
     uint64_t fl_bitmap;
     uint32_t sl_bitmap[SR_FL_COUNT];
     uint32_t n_cuts; /* how often committed_end was moved back: whoever commits ahead looks */
@@ -194,23 +196,6 @@ typedef struct { /* payload of a free chunk */
 #define SR_CHUNK_FREE 1ull
 #define SR_CHUNK_PREV_FREE 2ull
 #define SR_CHUNK_SIZE_MASK 0x00ffffffffffffc0ull
-
-enum sr_kind {
-    SR_KIND_NONE = 0,
-    SR_KIND_BLOCK,
-    SR_KIND_TRAJ,
-    SR_KIND_EPISODE,
-    SR_KIND_LEDGER,
-    SR_KIND_SCHEMA,
-    SR_KIND_PACKED,
-    SR_KIND_END
-};
-
-/* A reference = payload offset | kind (payloads are 64-byte aligned, so the low bits are free). */
-#define SR_REF_KIND_MASK 7ull
-#define SR_REF(off, kind) ((uint64_t)(off) | (uint64_t)(kind))
-#define SR_REF_OFF(ref) ((ref) & ~SR_REF_KIND_MASK)
-#define SR_REF_KIND(ref) ((uint32_t)((ref) & SR_REF_KIND_MASK))
 
 /* ------------------------------------------------------------------ steps */
 
@@ -350,11 +335,14 @@ typedef struct {
     uint32_t n_stripes, first_stripe; /* in the header's stripe array */
     uint32_t slot_bits, stripe_bits;  /* of a key */
     _Atomic int32_t max_times_sampled; /* as max_size; below 1: no bound */
+    _Atomic uint32_t count_bytes; /* 1: the bytes of its items are counted; as max_size */
     int64_t max_size;       /* read under the limiter, changed under all locks of the table */
     int64_t max_size_limit; /* constant: for so many items there is address space */
     double sampler_exponent, remover_exponent;
     uint64_t events_off; /* sr_ring; 0: the table has no extensions. Constant */
     char name[SR_NAME_BYTES];
+    _Atomic int64_t max_bytes;  /* as max_size; 0: no bound */
+    _Atomic int64_t data_bytes; /* blocks and trajectories of its items, if count_bytes */
 } __attribute__((aligned(64))) sr_table;
 
 enum sr_poison {

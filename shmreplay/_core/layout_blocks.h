@@ -28,6 +28,7 @@ typedef struct { /* n_cols of them follow the block */
     uint64_t row_bytes;
 } sr_block_col;
 #define SR_APART UINT64_MAX
+/* uint32_t[n_tables] follows: how many items of each table that counts bytes refer to it. */
 _Static_assert(sizeof(sr_block) == 64, "block header");
 
 /* Rows of a block that takes no more of them, column by column compressed where that pays. All

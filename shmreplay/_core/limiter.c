@@ -3,6 +3,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "bytes.h"
 #include "ledger.h"
 #include "lock.h"
 #include "table.h"
@@ -171,9 +172,11 @@ int sr_limiter_reserve_insert(sr_ses *ses, uint32_t table, uint64_t want, sr_gra
     int rc = sr_lock(ses->st, &t->limiter_lock);
     if (rc != SR_OK) return rc;
     g->size = t->inserts + t->pending - t->deletes;
-    if (want > 1 && !sr_remover_keeps_order(t) && g->size + (int64_t)want > t->max_size) {
+    if (want > 1 && !sr_remover_keeps_order(t) &&
+        (sr_counts_bytes(t) || g->size + (int64_t)want > t->max_size)) {
         /* The victim depends on what was there: where the table overflows, one by one. */
-        want = g->size < t->max_size ? (uint64_t)(t->max_size - g->size) : 1;
+        int known = g->size < t->max_size && !sr_counts_bytes(t);
+        want = known ? (uint64_t)(t->max_size - g->size) : 1;
     }
     g->granted = sr_limiter_insert_budget(t, want);
     if (g->granted == 0) {
@@ -206,7 +209,7 @@ int sr_limiter_settle_insert(sr_ses *ses, uint32_t table, sr_grant *g, uint64_t 
     if (place_epoch == epoch) {
         t->inserts += (int64_t)placed;
         int64_t over = t->inserts - t->deletes - t->max_size;
-        if (over > 0) {
+        if (over > 0 && !sr_counts_bytes(t)) { /* else sr_evict_bounded sees to it */
             *evict = (uint64_t)over;
             t->deletes += over;
         }

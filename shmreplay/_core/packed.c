@@ -6,6 +6,7 @@
 #include "packed.h"
 
 #include "arena.h"
+#include "bytes.h"
 #include "fault.h"
 #include "ledger.h"
 #include "steps.h"
@@ -124,8 +125,10 @@ static int switch_rows(sr_ses *ses, uint64_t block, uint64_t rows) {
     rc = sr_lock_inner(st, &a->lock);
     if (rc == SR_OK) {
         uint64_t old = atomic_load_explicit(&b->rows, memory_order_relaxed);
+        uint64_t before = sr_block_charge(st, b);
         /* SYNC POINT: release: who sees the rows sees all of them. */
         atomic_store_explicit(&b->rows, rows, memory_order_release);
+        sr_bytes_moved(st, b, (int64_t)(sr_block_charge(st, b) - before));
         atomic_store_explicit(&ses->shared->inflight[0], 0, memory_order_release);
         sr_unlock(&a->lock);
         if (SR_REF_KIND(rows) == SR_KIND_PACKED) sr_packed_note(st, sr_ptr(st, SR_REF_OFF(rows)));
@@ -184,7 +187,7 @@ int sr_block_pack(sr_ses *ses, uint64_t block, const sr_pack_col *cols) {
 /* The raw rows of a block that was just made: a block of the same columns. */
 static int attach_raw(sr_ses *ses, uint64_t block, uint32_t n_cols, const uint64_t *row_bytes,
                       uint32_t rows_cap) {
-    uint64_t bytes = sr_block_bytes(n_cols, row_bytes, rows_cap), off;
+    uint64_t bytes = sr_block_bytes(ses->st->shape.n_tables, n_cols, row_bytes, rows_cap), off;
     sr_begin(ses, SR_BUSY_BLOCK);
     int rc = sr_alloc_outer(ses->st, ses->shared->arena, SR_KIND_BLOCK, bytes,
                             &ses->shared->inflight[0], &off);
@@ -227,7 +230,7 @@ int sr_block_new_apart(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, 
                        uint64_t *off, uint32_t *position) {
     SR_GUARDED_SES(ses)
     if (n_cols == 0 || n_cols > SR_COLUMNS_MAX || rows_cap == 0 ||
-        sr_block_bytes(n_cols, row_bytes, rows_cap) == 0) {
+        sr_block_bytes(ses->st->shape.n_tables, n_cols, row_bytes, rows_cap) == 0) {
         return SR_INVALID;
     }
     int rc = sr_block_new_head(ses, n_cols, row_bytes, rows_cap, off, position);

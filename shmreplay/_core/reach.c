@@ -54,12 +54,12 @@ static int reach_episode(sr_reach *r, uint64_t off, uint64_t bytes) {
     return 1;
 }
 
-static int block_ok(const sr_block *b, uint64_t bytes) {
+static int block_ok(uint32_t n_tables, const sr_block *b, uint64_t bytes) {
     if (bytes < sizeof *b || b->kind != SR_KIND_BLOCK || b->bytes > bytes || b->n_cols == 0 ||
         b->n_cols > SR_COLUMNS_MAX || b->episodes_off % sizeof(uint64_t) != 0) {
         return 0;
     }
-    uint64_t head = sizeof *b + b->n_cols * sizeof(sr_block_col);
+    uint64_t head = sr_block_head_bytes(n_tables, b->n_cols);
     uint64_t rows = (uint64_t)b->rows_cap * sizeof(uint64_t);
     if (head > b->bytes || b->episodes_off < head || rows > b->bytes ||
         b->episodes_off > b->bytes - rows ||
@@ -117,8 +117,11 @@ static int reach_block(sr_reach *r, uint64_t off, uint64_t bytes) {
         atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
         return 1;
     }
-    if (!block_ok(b, bytes)) return 0;
+    const uint32_t n_tables = r->st->shape.n_tables;
+    if (!block_ok(n_tables, b, bytes)) return 0;
     atomic_store_explicit(&b->refs, 1, memory_order_relaxed);
+    /* Counted again from the slots. */
+    memset((char *)b + sr_block_head_bytes(0, b->n_cols), 0, n_tables * sizeof(uint32_t));
     const uint64_t *episodes = (const uint64_t *)((const char *)b + b->episodes_off);
     uint32_t rows = atomic_load_explicit(&b->published, memory_order_relaxed);
     for (uint32_t i = 0; i < rows; i++) {

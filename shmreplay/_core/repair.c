@@ -5,6 +5,7 @@
  * Nothing here undoes what it did if it is cut short: the store stays dirty, and whoever comes next
  * does all of it again. */
 #include "arena.h"
+#include "bytes.h"
 #include "events.h"
 #include "hold.h"
 #include "ledger.h"
@@ -227,6 +228,7 @@ static int rebuild_table(sr_store *st, uint32_t table) {
         live += (int64_t)n_live;
     }
     recount_episodes(st, t, table);
+    if (sr_counts_bytes(t)) sr_bytes_recount_locked(st, t, table);
     settle_counters(st, t, table, live);
     char why[160];
     if (sr_check_table_locked(st, table, why, sizeof why) != SR_OK) poison(t, SR_POISON_CHECK);

@@ -3,6 +3,7 @@
  * Only what is truth is written here: objects, slots, counters. All that follows from it is made by
  * a repair, and checked by it. */
 #include "arena.h"
+#include "bytes.h"
 #include "checkpoint.h"
 #include "events.h"
 #include "evict.h"
@@ -67,7 +68,7 @@ static int make_blocks(sr_store *st, uint64_t n, const sr_block_head *heads,
         if (h->n_cols == 0 || h->n_cols > SR_COLUMNS_MAX || h->rows == 0 || h->encoding != 0) {
             return SR_INVALID;
         }
-        uint64_t bytes = sr_block_bytes(h->n_cols, row_bytes, h->rows);
+        uint64_t bytes = sr_block_bytes(st->shape.n_tables, h->n_cols, row_bytes, h->rows);
         if (bytes == 0) return SR_INVALID;
         int rc = make(st, i, SR_KIND_BLOCK, bytes, &offs[i]);
         if (rc != SR_OK) return rc;
@@ -220,13 +221,14 @@ static int64_t live_in(const sr_store *st, const sr_table *t) {
 
 int sr_restore_derive(sr_store *st) {
     SR_GUARDED(st, SR_CORRUPT)
-    int64_t declared[SR_TABLES_MAX];
+    int64_t declared[SR_TABLES_MAX], declared_bytes[SR_TABLES_MAX];
     for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         sr_table *t = sr_table_at(st, i);
         int64_t live = live_in(st, t);
         declared[i] = t->max_size;
         /* For the check at the end of the repair: what is too much goes later. */
         if (live > t->max_size) t->max_size = live;
+        declared_bytes[i] = atomic_exchange(&t->max_bytes, 0);
     }
     atomic_store(&st->hdr->dirty, 1);
     int rc = sr_repair(st);
@@ -234,6 +236,7 @@ int sr_restore_derive(sr_store *st) {
     for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         sr_table *t = sr_table_at(st, i);
         t->max_size = declared[i];
+        atomic_store(&t->max_bytes, declared_bytes[i]);
         if (rc == SR_OK && atomic_load(&t->poisoned) != SR_SOUND) rc = SR_CORRUPT;
     }
     return rc;
@@ -294,15 +297,16 @@ static void reset_limiter(sr_table *t, int64_t live) {
 }
 
 static int trim(sr_store *st, sr_table *t, uint32_t table, uint64_t *evicted) {
-    int64_t over = live_in(st, t) - t->max_size;
-    if (over <= 0) return SR_OK;
+    int64_t live = live_in(st, t), over = live - t->max_size;
+    if (over <= 0 && !sr_bytes_over(st, t)) return SR_OK;
     /* Nobody has heard of these items, so nobody is told that they go. */
     if (sr_has_events(t)) sr_events_unserve(st, table, st->hdr->creator_pid);
     int rc = sr_lock_table(st, t);
     if (rc != SR_OK) return rc;
-    rc = sr_evict_locked(st, t, (uint64_t)over);
+    rc = over > 0 ? sr_evict_locked(st, t, (uint64_t)over) : SR_OK;
+    if (rc == SR_OK) rc = sr_evict_bytes_locked(st, t);
+    *evicted += (uint64_t)(live - live_in(st, t));
     sr_unlock_table(st, t);
-    *evicted += (uint64_t)over;
     return rc;
 }
 

@@ -1,5 +1,6 @@
 /* Participants and sessions: who is attached, and their places in the store. */
 #include "arena.h"
+#include "bytes.h"
 #include "checkpoint.h"
 #include "events.h"
 #include "evict.h"
@@ -146,6 +147,7 @@ static int settle(sr_store *st, sr_session *s) {
     uint64_t over = sr_limiter_settle_dead(t, s);
     int poisoned = atomic_load_explicit(&t->poisoned, memory_order_relaxed) != SR_SOUND;
     if (over > 0 && !poisoned) rc = sr_evict_locked(st, t, over);
+    if (rc == SR_OK && !poisoned && sr_counts_bytes(t)) rc = sr_evict_bytes_locked(st, t);
     sr_unlock_table(st, t);
     sr_limiter_wake_all(t);
     return rc;

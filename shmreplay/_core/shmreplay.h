@@ -17,6 +17,7 @@
 
 #include <stdint.h>
 
+#include "account.h"
 #include "handles.h"
 #include "layout.h"
 #include "rows_apart.h"
@@ -33,7 +34,8 @@ enum sr_status {
     SR_LIMIT = -8,       /* no free participant, session or schema entry */
     SR_SYS = -9,         /* a system call failed; errno in sr_last_detail */
     SR_DIRTY = -10,      /* inside the core only: a repair comes first (lock.h) */
-    SR_ELSEWHERE = -11   /* rows lie apart from their block: see rows_apart.h */
+    SR_ELSEWHERE = -11,  /* rows lie apart from their block: see rows_apart.h */
+    SR_TOO_LARGE = -12   /* an item alone has more bytes than its table may: sr_last_detail */
 };
 
 /* What the last failing call on this thread has to say. */
@@ -61,6 +63,7 @@ typedef struct {
      * of a stripe at least. */
     uint32_t slot_bits;
     uint64_t slots_min;
+    int64_t max_bytes; /* bound on what its items keep in memory (bytes.h); 0: none */
 } sr_table_config;
 
 typedef struct {
@@ -89,19 +92,9 @@ void sr_store_detach(sr_store *st);
 /* Mark the store closed and wake everybody that waits. Idempotent. No lock. */
 void sr_store_close(sr_store *st);
 int sr_store_is_closed(const sr_store *st);
-/* Bytes in use: fixed part, index, allocations. Takes arena locks one after the other. */
-typedef struct {
-    uint64_t capacity, committed, fixed, index_committed, arena_committed, arena_used, arena_free,
-        arena_allocs;
-    uint64_t packed_raw, packed_stored; /* of packed rows: uncompressed, and as they are stored */
-    uint64_t repairs;
-    uint32_t participants, sessions;
-    uint32_t poisoned; /* tables */
-    uint32_t closed;
-    /* What was ever done, by all sessions together; bytes of steps that were written. */
-    uint64_t inserts, samples, updates, bytes_in;
-} sr_store_stats;
-int sr_store_get_stats(sr_store *st, sr_store_stats *out);
+/* The same of slots and selectors of a table of one stripe, and its ring, once it has used so many
+ * slots (account.h). */
+uint64_t sr_size_index(const sr_table_config *cfg, uint64_t capacity_bytes, uint64_t slots);
 /* Background commit: wait (<= 100 ms) for an arena to run low, then sr_commit_ahead. Returns
  * extents added or a negative status. */
 int sr_committer_step(sr_store *st);
@@ -168,8 +161,9 @@ int sr_episode_new(sr_ses *ses, uint64_t id, uint64_t *off, uint32_t *position);
  * sr_block_cell. */
 int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
                  uint64_t *off, uint32_t *position);
-/* Bytes that sr_block_new will ask for. */
-uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap);
+/* Bytes that sr_block_new will ask for in a store of so many tables. */
+uint64_t sr_block_bytes(uint32_t n_tables, uint32_t n_cols, const uint64_t *row_bytes,
+                        uint32_t rows_cap);
 /* Number of columns of a block; 0: no sound block lies there. */
 uint32_t sr_block_columns(const sr_store *st, uint64_t block);
 /* Address of a cell and those of the next count - 1 rows, of row_bytes each; for the owner of the
@@ -205,10 +199,14 @@ typedef struct {
     uint32_t schema;
 } sr_item;
 
+/* May each of these items be in the table alone? SR_OK; SR_TOO_LARGE: one has more bytes than
+ * max_bytes; SR_INVALID, SR_CORRUPT. To be asked when items are made. No lock. */
+int sr_items_fit(sr_store *st, uint32_t table, uint32_t n, const sr_item *items);
 /* Insert items in order, as many as the limiter allows now. *done says how many are in the
  * table; SR_OK if all, SR_WOULD_BLOCK if the limiter stopped it (with *seq to wait on). keys[i]
- * of the first *done are set. Evicts by the remover after each insert. Slots count references of
- * their own: the ledger entries stay. Priorities were checked by sr_priority_ok, or are NaN.
+ * of the first *done are set. Evicts by the remover after each insert, to max_size and max_bytes.
+ * Slots count references of their own: the ledger entries stay. Priorities were checked by
+ * sr_priority_ok, or are NaN.
  * SR_FULL/SR_NOSPACE: the items before *done are in, the others not at all. */
 int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys,
               uint32_t *done, uint32_t *seq);
@@ -276,20 +274,22 @@ int sr_reset(sr_ses *ses, uint32_t table);
 int sr_contains(sr_ses *ses, uint32_t table, uint64_t key);
 
 /* Other bounds and another limiter for a table in use. */
-enum sr_change_what { SR_SET_MAX_SIZE = 1, SR_SET_MAX_TIMES_SAMPLED = 2, SR_SET_LIMITER = 4 };
+enum sr_change_what { SR_SET_MAX_SIZE = 1, SR_SET_MAX_TIMES_SAMPLED = 2, SR_SET_LIMITER = 4,
+                      SR_SET_MAX_BYTES = 8 };
 typedef struct {
     uint32_t what; /* SR_SET_..., or-ed */
     int32_t max_times_sampled;
     int64_t max_size;
     double samples_per_insert, min_diff, max_diff;
     int64_t min_size_to_sample;
+    int64_t max_bytes; /* 0: no bound */
 } sr_table_change;
 /* Apply the change under all the table's locks, and wake whoever waits. Items that were sampled as
- * often as is allowed from now on leave, and the remover evicts down to the new size. SR_OK;
+ * often as is allowed from now on leave, and the remover evicts down to the new bounds. SR_OK;
  * SR_INVALID: out of range (sr_last_detail says the greatest max_size), nothing changed;
  * SR_WOULD_BLOCK, of a table with events: no room to tell of all that goes. What has gone has, no
  * setting has changed, and the call is to be made again. Crash:
- * some items gone that were to go, and each of the six settings either old or new. */
+ * some items gone that were to go, and each of the seven settings either old or new. */
 int sr_table_configure(sr_ses *ses, uint32_t table, const sr_table_change *change);
 
 typedef struct {
@@ -303,6 +303,7 @@ typedef struct {
     int32_t max_times_sampled;
     int64_t max_size, max_size_limit, min_size_to_sample;
     double samples_per_insert, min_diff, max_diff;
+    int64_t max_bytes, bytes; /* 0, 0: no bound; else what its items keep in memory */
     double max_priority; /* of any insert or update since the last reset; 1 where there was none */
     double mass; /* sum of the sampler's weights: of priority**exponent, else the size */
     /* Since the last reset. Refused: the limiter granted nothing. Items that went: drawn for the

@@ -43,9 +43,9 @@ int sr_episode_new(sr_ses *ses, uint64_t id, uint64_t *off, uint32_t *position) 
 }
 
 /* Where the parts of a block lie. Gives its size, or 0 where that would not fit 63 bits. */
-static uint64_t lay_out(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
-                        sr_block_col *cols, uint64_t *episodes_off) {
-    uint64_t at = sr_align(sizeof(sr_block) + n_cols * sizeof(sr_block_col), SR_LINE);
+static uint64_t lay_out(uint32_t n_tables, uint32_t n_cols, const uint64_t *row_bytes,
+                        uint32_t rows_cap, sr_block_col *cols, uint64_t *episodes_off) {
+    uint64_t at = sr_align(sr_block_head_bytes(n_tables, n_cols), SR_LINE);
     *episodes_off = at;
     at = sr_align(at + (uint64_t)rows_cap * sizeof(uint64_t), SR_LINE);
     for (uint32_t c = 0; c < n_cols; c++) {
@@ -57,9 +57,10 @@ static uint64_t lay_out(uint32_t n_cols, const uint64_t *row_bytes, uint32_t row
     return at;
 }
 
-uint64_t sr_block_bytes(uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap) {
+uint64_t sr_block_bytes(uint32_t n_tables, uint32_t n_cols, const uint64_t *row_bytes,
+                        uint32_t rows_cap) {
     uint64_t episodes_off;
-    return lay_out(n_cols, row_bytes, rows_cap, NULL, &episodes_off);
+    return lay_out(n_tables, n_cols, row_bytes, rows_cap, NULL, &episodes_off);
 }
 
 /* Numbers of two stores meet only where their random beginnings lie within as many of each other as
@@ -73,12 +74,14 @@ static uint64_t next_uid(const sr_store *st) {
 sr_block *sr_block_format(const sr_store *st, uint64_t off, uint32_t n_cols,
                           const uint64_t *row_bytes, uint32_t rows_cap, int apart) {
     sr_block *b = sr_ptr(st, off);
-    memset(b, 0, sizeof *b);
+    const uint32_t n_tables = st->shape.n_tables;
+    memset(b, 0, sr_block_head_bytes(n_tables, n_cols));
     b->kind = SR_KIND_BLOCK;
     b->n_cols = n_cols;
     b->rows_cap = rows_cap;
     b->uid = next_uid(st);
-    b->bytes = lay_out(n_cols, row_bytes, rows_cap, sr_block_cols(b), &b->episodes_off);
+    b->bytes =
+        lay_out(n_tables, n_cols, row_bytes, rows_cap, sr_block_cols(b), &b->episodes_off);
     if (apart) {
         for (uint32_t c = 0; c < n_cols; c++) sr_block_cols(b)[c].off = SR_APART;
         b->bytes = b->episodes_off + (uint64_t)rows_cap * sizeof(uint64_t);
@@ -102,15 +105,16 @@ int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32
                  uint64_t *off, uint32_t *position) {
     SR_GUARDED_SES(ses)
     if (n_cols == 0 || n_cols > SR_COLUMNS_MAX || rows_cap == 0) return SR_INVALID;
-    uint64_t bytes = sr_block_bytes(n_cols, row_bytes, rows_cap);
+    uint64_t bytes = sr_block_bytes(ses->st->shape.n_tables, n_cols, row_bytes, rows_cap);
     return bytes == 0 ? SR_INVALID
                       : new_block(ses, n_cols, row_bytes, rows_cap, bytes, 0, off, position);
 }
 
 int sr_block_new_head(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
                       uint64_t *off, uint32_t *position) {
-    uint64_t bytes = sr_align(sizeof(sr_block) + n_cols * sizeof(sr_block_col), SR_LINE) +
-                     (uint64_t)rows_cap * sizeof(uint64_t);
+    uint64_t bytes =
+        sr_align(sr_block_head_bytes(ses->st->shape.n_tables, n_cols), SR_LINE) +
+        (uint64_t)rows_cap * sizeof(uint64_t);
     return new_block(ses, n_cols, row_bytes, rows_cap, bytes, 1, off, position);
 }
 

@@ -21,6 +21,11 @@ void sr_episodes_leave(const sr_store *st, sr_table *t, uint32_t table, uint64_t
 /* As sr_block_new, of a block that has no rows yet, neither here nor elsewhere. */
 int sr_block_new_head(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
                       uint64_t *off, uint32_t *position);
+/* Bytes of a block before the episodes of its rows: of itself, its columns, and the tables. */
+static inline uint64_t sr_block_head_bytes(uint32_t n_tables, uint32_t n_cols) {
+    return sizeof(sr_block) + (uint64_t)n_cols * sizeof(sr_block_col) +
+           (uint64_t)n_tables * sizeof(uint32_t);
+}
 
 /* Does what lies there look like a block whose head is whole: is everything that it says of itself
  * inside of it, and all of it in the segment? Its columns are for sr_block_rows to check. */

@@ -116,6 +116,8 @@ static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t numbe
     t->max_size = cfg->max_size;
     t->max_size_limit = sr_stripe_max_size_limit(cfg, st->shape.capacity_bytes);
     atomic_store(&t->max_times_sampled, cfg->max_times_sampled);
+    atomic_store(&t->max_bytes, cfg->max_bytes);
+    atomic_store(&t->count_bytes, cfg->max_bytes > 0);
     t->n_stripes = cfg->n_stripes;
     t->first_stripe = first_stripe;
     memcpy(t->name, cfg->name, sizeof t->name);
@@ -168,7 +170,7 @@ static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) 
         const sr_table_config *t = &tables[i];
         locks += 1u + t->n_stripes;
         if (t->n_stripes == 0 || t->n_stripes > SR_STRIPES_MAX || t->max_size < 1 ||
-            t->max_size > SR_MAX_SIZE) {
+            t->max_size > SR_MAX_SIZE || t->max_bytes < 0) {
             return 0;
         }
         if (t->slot_bits != 0 &&
@@ -329,42 +331,6 @@ int sr_store_is_closed(const sr_store *st) {
 
 void sr_store_set_port(sr_store *st, uint32_t port) { atomic_store(&st->hdr->port, port); }
 uint32_t sr_store_port(const sr_store *st) { return atomic_load(&st->hdr->port); }
-
-int sr_store_get_stats(sr_store *st, sr_store_stats *out) {
-    SR_GUARDED(st, SR_CORRUPT)
-    const sr_header *h = st->hdr;
-    memset(out, 0, sizeof *out);
-    out->capacity = st->shape.capacity_bytes;
-    out->committed = atomic_load_explicit(&h->committed_bytes, memory_order_relaxed);
-    out->fixed = sr_align(st->shape.config_off + st->shape.config_bytes, SR_PAGE);
-    out->repairs = atomic_load_explicit(&h->repairs, memory_order_relaxed);
-    out->packed_raw = atomic_load_explicit(&h->packed_raw_bytes, memory_order_relaxed);
-    out->packed_stored = atomic_load_explicit(&h->packed_stored_bytes, memory_order_relaxed);
-    for (uint32_t i = 0; i < st->shape.n_tables; i++) {
-        const sr_table *t = sr_table_at(st, i);
-        out->poisoned += atomic_load_explicit(&t->poisoned, memory_order_relaxed) != SR_SOUND;
-    }
-    out->closed = (uint32_t)sr_store_is_closed(st);
-    for (uint32_t i = 0; i < st->shape.n_arenas; i++) {
-        sr_arena *a = sr_arena_at(st, i);
-        int rc = sr_lock(st, &a->lock);
-        if (rc != SR_OK) return rc;
-        out->arena_committed += a->committed_end - a->start;
-        out->arena_used += a->used_bytes;
-        out->arena_free += a->free_bytes;
-        out->arena_allocs += a->n_allocs;
-        sr_unlock(&a->lock);
-    }
-    /* Commits in progress are charged before they are recorded: never below zero. */
-    uint64_t known = out->fixed + out->arena_committed;
-    out->index_committed = out->committed > known ? out->committed - known : 0;
-    const sr_participant *p = sr_known(st, st->shape.participants_off);
-    for (uint32_t i = 0; i < st->shape.n_participants; i++) {
-        out->participants += atomic_load_explicit(&p[i].state, memory_order_relaxed) != 0;
-    }
-    sr_sum_sessions(st, out);
-    return SR_OK;
-}
 
 int sr_committer_step(sr_store *st) {
     SR_GUARDED(st, SR_CORRUPT)

@@ -1,6 +1,7 @@
 #include "stripe.h"
 
 #include "arena.h"
+#include "bytes.h"
 #include "events.h"
 #include "hold.h"
 #include "index.h"
@@ -108,6 +109,19 @@ int sr_lock_stripe(sr_store *st, const sr_table *t, sr_stripe *s) {
     return SR_CORRUPT;
 }
 
+/* For how many slots a stripe gets memory once it has used up `have`. */
+static uint64_t more_slots(uint64_t have, uint64_t slots_max) {
+    uint64_t step = have / 8 > GROW_SLOTS_MIN ? sr_align(have / 8, GROW_SLOTS_MIN) : GROW_SLOTS_MIN;
+    return have + step < slots_max ? have + step : slots_max;
+}
+
+uint64_t sr_stripe_bytes_for(const sr_table_config *cfg, uint64_t capacity_bytes, uint64_t slots) {
+    uint64_t most = sr_stripe_slots_max(cfg, capacity_bytes), have = 0;
+    while (have < slots && have < most) have = more_slots(have, most);
+    /* A checkpoint brings the memory for what it holds itself, uncounted. */
+    return sr_stripe_region_bytes(cfg, have) - sr_align(have * sizeof(uint64_t), SR_PAGE);
+}
+
 static int grow_once(sr_store *st, sr_stripe *s) {
     uint64_t have = s->slots_used >= s->slots_max ? s->slots_max
                                                    : s->slots_committed / sizeof(sr_slot);
@@ -115,8 +129,7 @@ static int grow_once(sr_store *st, sr_stripe *s) {
         *sr_last_detail() = (sr_detail){0};
         return SR_FULL;
     }
-    uint64_t step = have / 8 > GROW_SLOTS_MIN ? sr_align(have / 8, GROW_SLOTS_MIN) : GROW_SLOTS_MIN;
-    uint64_t want = have + step < s->slots_max ? have + step : s->slots_max;
+    uint64_t want = more_slots(have, s->slots_max);
     uint64_t bytes = sr_align(want * sizeof(sr_slot), SR_PAGE);
     for (uint32_t i = 0; i < s->n_indexes; i++) {
         int rc = sr_index_grow(st, &s->index[i], want);
@@ -197,6 +210,7 @@ void sr_stripe_publish(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, c
     p->schema = item->schema;
     sr_ref_retain(st, item->ref);
     sr_episodes_enter(st, t, s->table, item->ref, item->row_start, item->row_count);
+    if (SR_UNLIKELY(sr_counts_bytes(t))) sr_bytes_enter(st, t, s->table, item->ref);
     for (uint32_t i = 0; i < s->n_indexes; i++) {
         sr_index_insert(st, &s->index[i], slot, p->priority, p->touch);
     }
@@ -239,6 +253,7 @@ int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot) {
     if (told) sr_events_commit_staged(st, t);
     for (uint32_t i = 0; i < s->n_indexes; i++) sr_index_remove(st, &s->index[i], slot);
     sr_episodes_leave(st, t, s->table, ref, p->row_start, p->row_count, 1);
+    if (SR_UNLIKELY(sr_counts_bytes(t))) sr_bytes_leave(st, t, s->table, ref);
     p->row_start = s->free_head;
     s->free_head = slot;
     return parked ? SR_OK : drop(st, ref);
@@ -250,6 +265,7 @@ int sr_stripe_replace(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, ui
     uint64_t old = atomic_load_explicit(&p->ref, memory_order_relaxed);
     sr_ref_retain(st, ref);
     sr_episodes_enter(st, t, s->table, ref, 0, 0);
+    if (sr_counts_bytes(t)) sr_bytes_enter(st, t, s->table, ref);
     sr_events_stage(st, t, SR_EVENT_UPDATE, p, ref);
     const int parked = sr_hold_park(st, s, slot);
     /* SYNC POINT: this one store changes the item, since of a trajectory row_start and row_count
@@ -258,6 +274,7 @@ int sr_stripe_replace(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot, ui
     atomic_store_explicit(&p->ref, ref, memory_order_release);
     sr_events_commit(st, t);
     sr_episodes_leave(st, t, s->table, old, p->row_start, p->row_count, 1);
+    if (sr_counts_bytes(t)) sr_bytes_leave(st, t, s->table, old);
     return parked ? SR_OK : drop(st, old);
 }
 
@@ -271,6 +288,7 @@ int sr_stripe_clear(sr_store *st, sr_table *t, sr_stripe *s) {
         const int parked = sr_hold_park(st, s, slot);
         atomic_store_explicit(&p->ref, 0, memory_order_release);
         sr_episodes_leave(st, t, s->table, ref, p->row_start, p->row_count, 0);
+        if (sr_counts_bytes(t)) sr_bytes_leave(st, t, s->table, ref);
         p->row_start = s->free_head;
         s->free_head = slot;
         int rc = parked ? SR_OK : drop(st, ref);

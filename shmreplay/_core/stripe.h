@@ -10,6 +10,8 @@
 int64_t sr_stripe_max_size_limit(const sr_table_config *cfg, uint64_t capacity_bytes);
 uint64_t sr_stripe_slots_max(const sr_table_config *cfg, uint64_t capacity_bytes);
 uint64_t sr_stripe_region_bytes(const sr_table_config *cfg, uint64_t slots_max);
+/* Bytes that a stripe has committed once it has used so many slots. */
+uint64_t sr_stripe_bytes_for(const sr_table_config *cfg, uint64_t capacity_bytes, uint64_t slots);
 int sr_stripe_init(sr_stripe *s, const sr_table_config *cfg, uint32_t table, uint32_t number,
                    uint64_t region, uint64_t slots_max);
 

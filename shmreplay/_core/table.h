@@ -44,7 +44,7 @@ static inline void sr_count(_Atomic uint64_t *statistic, uint64_t n) {
 }
 /* Counters and settings of a table, but for those of its stripes and its events. They are of one
  * moment for who holds the limiter's lock. */
-void sr_copy_info(const sr_table *t, sr_table_info *out);
+void sr_copy_info(const sr_store *st, const sr_table *t, sr_table_info *out);
 
 /* Adds what a stripe published of its size and mass. No lock. */
 void sr_add_hints(const sr_stripe *s, sr_table_info *out);

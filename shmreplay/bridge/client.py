@@ -137,14 +137,14 @@ class RemoteConnection(Connection):
         return self.configs[number].info(reverb_types.TableCounts(*counts), Changeable(*settings))
 
     def _info(self, number: int) -> tuple[Sequence[Any], Sequence[Any], float]:
-        """Counters and mass, settings as they are now, and the largest priority."""
+        """Counters, mass and bytes, settings as they are now, and the largest priority."""
         self.check_open()
         body = Writer()
         body.u16(number)
         reader = self.link.call(Kind.INFO, body)
         fields = reader.unpack(protocol.INFO)
         reader.finish()
-        return (*fields[:6], fields[-1]), fields[6:-2], float(fields[-2])
+        return (*fields[:6], *fields[-2:]), fields[6:-3], float(fields[-3])
 
     def max_priority(self, number: int) -> float:
         """The largest priority that a table has seen since it was made or reset."""
@@ -178,6 +178,7 @@ class RemoteConnection(Connection):
         max_size: int | None,
         max_times_sampled: int | None,
         limiter: Limiter | None,
+        max_bytes: int | None = None,
         timeout: float | None = None,
     ) -> None:
         """Gives a table those settings that are not None; the server waits as it has to."""
@@ -185,10 +186,13 @@ class RemoteConnection(Connection):
         what = protocol.SET_MAX_SIZE if max_size is not None else 0
         what |= protocol.SET_MAX_TIMES_SAMPLED if max_times_sampled is not None else 0
         what |= protocol.SET_LIMITER if limiter is not None else 0
+        what |= protocol.SET_MAX_BYTES if max_bytes is not None else 0
         body = Writer()
         body.meta += protocol.CHANGE.pack(
             number, what, max_size or 0, max_times_sampled or 0, *(limiter or (0.0, 0, 0.0, 0.0))
         )
+        if max_bytes is not None:
+            body.u64(max_bytes)
         self.link.call(Kind.CONFIGURE, body, timeout, cancel=True)
 
     def stats(self) -> dict[str, float]:

@@ -341,13 +341,15 @@ class Operations:
     def _configure(self, session: Session, reader: Reader, task: Task) -> Work:
         number, _ = self._table(reader)
         what, size, times, *limiter = reader.unpack(protocol.CHANGE_BODY)
+        max_bytes = reader.u64() if what & protocol.SET_MAX_BYTES else None
         reader.finish()
-        if what > protocol.SET_MAX_SIZE | protocol.SET_MAX_TIMES_SAMPLED | protocol.SET_LIMITER:
+        if what >= 2 * protocol.SET_MAX_BYTES:
             raise ProtocolError(f"unknown settings {what:#x} of a table")
         change = live_table.checked_change(
             size if what & protocol.SET_MAX_SIZE else None,
             times if what & protocol.SET_MAX_TIMES_SAMPLED else None,
             RateLimiter(*limiter) if what & protocol.SET_LIMITER else None,
+            max_bytes,
         )
         attempt = partial(self.connection.configure, number, *change, 0.0)
         yield from self._once_told(number, task, lambda: self._away(attempt))
@@ -467,6 +469,7 @@ _INFO = (
     *Changeable._fields,
     "max_priority",
     "mass",
+    "data_bytes",
 )
 
 

@@ -120,7 +120,8 @@ CHANGE_BODY: Final = struct.Struct("<Bqqdqdd")
 SET_MAX_SIZE: Final = 1
 SET_MAX_TIMES_SAMPLED: Final = 2
 SET_LIMITER: Final = 4
-"""Flags of what changes."""
+SET_MAX_BYTES: Final = 8
+"""Flags of what changes. With the last, a number of 64 bits follows the rest."""
 
 WITH_PROCESSES: Final = 1
 """Asks STATS for what `Client.overview` gives."""
@@ -128,9 +129,10 @@ WITH_PROCESSES: Final = 1
 LISTED_FIELDS: Final = ("key", "seq", "inserted_ns", "priority", "times_sampled")
 """Arrays of an answer to LIST."""
 
-INFO: Final = struct.Struct("<6q2qdq4d")
+INFO: Final = struct.Struct("<6q2qdq2dq2dq")
 """Inserts, samples, size, episodes, deleted episodes, unique samples; max_size and what follows it
-in CHANGE, as they are now; the largest priority seen; the sum of the sampler's weights."""
+in CHANGE, as they are now; max_bytes; the largest priority seen; the sum of the sampler's weights;
+bytes in the table."""
 
 REFERENCE: Final = struct.Struct("<IHBIqq")
 """A column of an item: writer, column, flags, length, first value, stride."""

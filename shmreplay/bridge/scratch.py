@@ -34,7 +34,7 @@ class ScratchStore(Store):
             address: Of the server, for messages.
             tables: Its tables.
         """
-        small = [dataclasses.replace(table, max_size=1, stripes=1) for table in tables]
+        small = [dataclasses.replace(table, max_size=1, stripes=1, max_bytes=0) for table in tables]
         config = json.dumps([table.to_json() for table in small]).encode()
         shape = (limits.BRIDGE_WINDOW_BYTES, 1, _PARTICIPANTS, _SESSIONS)
         nbytes = store_bytes(*shape, len(config), small)

@@ -275,6 +275,10 @@ class Item:
     # Every episode that a step of the item belongs to: an item may span several.
     episodes: frozenset[Hashable] = frozenset()
     times_sampled: int = 0
+    # What it keeps in memory: blocks of steps, which items share, with their bytes, and a record
+    # of its own.
+    blocks: Mapping[Hashable, int] = field(default_factory=dict)
+    record_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -311,6 +315,8 @@ class TableModel:
       max_size: the number of items that stay.
       limiter: who may insert and sample now.
       max_times_sampled: an item leaves as it is sampled for this time; below one, never.
+      max_bytes: the bytes of the items that stay; zero: any.
+      episode_bytes: the bytes of each episode.
     """
 
     sampler: Selector
@@ -318,6 +324,8 @@ class TableModel:
     max_size: int
     limiter: Limiter
     max_times_sampled: int = 0
+    max_bytes: int = 0
+    episode_bytes: int = 0
     items: dict[int, Item] = field(default_factory=dict)
     num_deleted_episodes: int = 0
     num_unique_samples: int = 0
@@ -338,6 +346,18 @@ class TableModel:
     def _see(self, priority: float) -> None:
         self.highest = priority if self.highest is None else max(self.highest, priority)
 
+    @property
+    def nbytes(self) -> int:
+        """What the items keep in memory, what they share once."""
+        blocks: dict[Hashable, int] = {}
+        for item in self.items.values():
+            blocks.update(item.blocks)
+        records = sum(item.record_bytes for item in self.items.values())
+        return sum(blocks.values()) + records + len(self._episode_items) * self.episode_bytes
+
+    def _is_over(self) -> bool:
+        return len(self.items) > self.max_size or 0 < self.max_bytes < self.nbytes
+
     def counts(self) -> Counts:
         return Counts(
             current_size=len(self.items),
@@ -348,8 +368,8 @@ class TableModel:
             samples_completed=self.limiter.samples,
         )
 
-    # Inserting: the new item enters first; only then, if the table is over its size, one item
-    # leaves. That may be the new one. An evicting insert counts one insert and one delete.
+    # Inserting: the new item enters first; only then, while the table is over its size or its
+    # bytes, items leave. That may be the new one. Each of them counts one delete.
 
     def insert(self, item: Item) -> None:
         """Inserts where the item that leaves, if any, is not a matter of chance."""
@@ -396,17 +416,34 @@ class TableModel:
         state._episode_items.update(item.episodes)
         state.limiter.inserts += 1
         state._see(item.priority)
-        if len(state.items) <= state.max_size:
-            return [state]
-        victims = state.remover.distribution()
+        return state._evict(gone)
+
+    def _evict(self, gone: AbstractSet[int] | None) -> list[TableModel]:
+        """Every table that evicting may lead to, down to the bounds."""
+        done: list[TableModel] = []
+        states = [self]
+        while states:
+            done += [state for state in states if not (state._is_over() and state.items)]
+            over = [state for state in states if state._is_over() and state.items]
+            states = _without_doubles([after for state in over for after in state._evict_one(gone)])
+        return _without_doubles(done)
+
+    def _evict_one(self, gone: AbstractSet[int] | None) -> list[TableModel]:
+        victims = self.remover.distribution()
         if gone is None and len(victims) != 1:
             raise IllegalMoveError("which item left is a matter of chance, and nobody looked")
         after = []
         for victim in victims if gone is None else victims.keys() & gone:
-            branch = copy.deepcopy(state)
+            branch = copy.deepcopy(self)
             branch._delete(victim)
             after.append(branch)
         return after
+
+    def bound_bytes(self, max_bytes: int) -> None:
+        """Another bound, where the items that leave, if any, are not a matter of chance."""
+        self.max_bytes = max_bytes
+        (after,) = self._evict(None)
+        self.__dict__.update(after.__dict__)
 
     def inserts_allowed(self, most: int) -> int:
         """How many inserts, one after the other and at most `most`, the limiter lets pass."""

@@ -276,6 +276,11 @@ static void act(sr_store *st, uint64_t seed) {
                              &schema) == SR_OK);
             let_go(&ses, t);
         }
+        if (row % 11 == 0) {
+            sr_table_change change = {.what = SR_SET_MAX_BYTES,
+                                      .max_bytes = (int64_t)(row % 3) * 3000};
+            CHECK(sr_table_configure(&ses, table, &change) == SR_OK);
+        }
         if (row % 7 == 0) {
             sr_table_change change = {.what = SR_SET_MAX_SIZE | SR_SET_MAX_TIMES_SAMPLED,
                                       .max_times_sampled = (int32_t)(row % 4),
@@ -315,6 +320,7 @@ static void test_random_kills(void) {
                               table_config(SR_SEL_FIFO, SR_SEL_FIFO, 20, 1),
                               table_config(SR_SEL_EPOCH, SR_SEL_FIFO, 20, 1)};
     for (uint32_t i = 0; i < 5; i++) cfg[i].name[0] = (char)('a' + i);
+    cfg[0].max_bytes = cfg[1].max_bytes = 2000;
     cfg[3].max_times_sampled = 1;
     cfg[2].max_times_sampled = 2;
     sr_store st = store_make(CAPACITY, 2, 5, cfg);

@@ -16,7 +16,7 @@ def store_name(unique_name: Callable[[], str]) -> Iterator[str]:
     """A store's name; whatever a killed process left of it is removed."""
     name = unique_name()
     yield name
-    for suffix in ("", ".lease"):
+    for suffix in ("", ".lease", ".path"):
         Path(f"/dev/shm/shmreplay.{os.geteuid()}.{name}{suffix}").unlink(missing_ok=True)
 
 
