@@ -26,7 +26,7 @@ import numpy as np
 import shmreplay
 sys.modules["reverb"] = shmreplay
 from tf_agents.replay_buffers import {module} as module
-# The tests use int() on arrays of one element with dimensions, which newer releases of numpy refuse.
+# The tests use int() on arrays of one element with dimensions, which newer numpy refuses.
 module.int = lambda value: builtins.int(np.asarray(value).item())
 suite = unittest.defaultTestLoader.loadTestsFromTestCase(module.{case})
 result = unittest.TextTestRunner(stream=sys.stdout).run(suite)

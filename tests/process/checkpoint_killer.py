@@ -2,8 +2,8 @@
 
     python -m tests.process.checkpoint_killer ADDRESS ROOT STEP FIRST
 
-Stops it at the beginning and at the end of each of its threads' system calls, kills it at stop FIRST,
-the next one at FIRST + STEP, and so on until one ends by itself. After each death the newest
+Stops it at the beginning and at the end of each of its threads' system calls, kills it at stop
+FIRST, the next one at FIRST + STEP, and so on until one ends by itself. After each death the newest
 checkpoint in ROOT must be whole. Prints the number of stops of the last one.
 """
 

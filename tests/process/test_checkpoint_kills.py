@@ -36,8 +36,10 @@ def test_killed_at_its_system_calls(
         for name in ("t", "h"):
             client.insert_batch(name, {"x": np.arange(30, 70)})
     done = subprocess.run(
-        [sys.executable, "-m", "tests.process.checkpoint_killer"]
-        + [server.address, str(tmp_path), str(STEP), "1"],
+        [
+            *(sys.executable, "-m", "tests.process.checkpoint_killer"),
+            *(server.address, str(tmp_path), str(STEP), "1"),
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

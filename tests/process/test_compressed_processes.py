@@ -1,6 +1,4 @@
-"""Compressed blocks between processes: writers killed while they compress, a store read out, writers
-on other hosts.
-"""
+"""Compressed blocks between processes: killed while they compress, dumped, written over TCP."""
 
 from __future__ import annotations
 
