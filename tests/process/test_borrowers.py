@@ -163,7 +163,7 @@ def test_a_living_borrower_is_named(
         wait_until(lambda: client.stats()["oldest_borrow_s"] > stats["oldest_borrow_s"], "it ages")
         assert main(["info", store_name]) == 0
         shown = capsys.readouterr().out
-        assert f"process {slow.pid} (client) has borrowed 5 items for" in shown
+        assert f"process {slow.pid} (client) has borrowed 7 items for" in shown
 
         # What is pinned is not to be had, whatever becomes of the items; the error says why.
         client.reset("replay")
