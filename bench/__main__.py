@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from bench import (
     crash_safety,
     file_store,
     import_time,
+    peers,
+    peers_remote,
     prioritized,
     report,
     scaling,
@@ -25,24 +28,51 @@ from bench import (
     uniform_sample,
 )
 from bench.harness import Bench, Failure, Settings
+from bench.resume import Clock, ResumeError, Unfinished
 from bench.targets import all_targets, judge
 
 RESULTS = Path(__file__).parent / "results"
 QUICK_SCALE = 0.15
 QUICK_REPEAT = 3
+PEERS_VARIABLE = "SHMREPLAY_BENCH_PEERS"
 
 
 @dataclass(frozen=True)
 class Question:
-    """A file of this folder: its name, what it asks, and what measures it."""
+    """A file of this folder.
+
+    Attributes:
+        name: As `--only` takes it.
+        text: What it asks.
+        run: What measures it.
+        seconds: What that usually takes.
+        by_name: Whether it takes so long that it runs only where it, or everything, is asked for.
+    """
 
     name: str
     text: str
     run: Callable[[Bench], None]
+    seconds: float = 30.0
+    by_name: bool = False
 
+
+SECONDS = {
+    "import_time": 15.0,
+    "copy_vs_zero_copy": 80.0,
+    "scaling": 70.0,
+    "bridge": 100.0,
+    "peers": 500.0,
+}
+"""What a question usually takes, where not about half a minute: only to say what is left."""
 
 QUESTIONS: dict[str, Question] = {
-    module.NAME: Question(module.NAME, module.QUESTION, module.run)
+    module.NAME: Question(
+        module.NAME,
+        module.QUESTION,
+        module.run,
+        SECONDS.get(module.NAME, 30.0),
+        getattr(module, "BY_NAME", False),
+    )
     for module in (
         single_insert,
         batch_insert,
@@ -57,6 +87,8 @@ QUESTIONS: dict[str, Question] = {
         import_time,
         bridge,
         compression,
+        peers,
+        peers_remote,
     )
 }
 
@@ -72,6 +104,25 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=list(QUESTIONS),
         metavar="NAME",
         help=f"this question alone (may be given several times): {', '.join(QUESTIONS)}",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also the long ones: "
+        + ", ".join(name for name, question in QUESTIONS.items() if question.by_name),
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on after the last finished question of the same run, which was interrupted",
+    )
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        default=os.environ.get(PEERS_VARIABLE),
+        metavar="DIR",
+        help="virtual environments of the peers, made by python -m bench.peers_setup DIR "
+        f"(default: ${PEERS_VARIABLE})",
     )
     parser.add_argument(
         "--repeat",
@@ -107,8 +158,33 @@ def _positive(text: str) -> int:
     return value
 
 
+def _chosen(arguments: argparse.Namespace) -> list[str]:
+    """Returns the names of the questions to run, in their order."""
+    if arguments.only:
+        return [name for name in QUESTIONS if name in arguments.only]
+    return [name for name, question in QUESTIONS.items() if arguments.all or not question.by_name]
+
+
+def _run(bench: Bench, chosen: Sequence[str], unfinished: Unfinished) -> None:
+    """Runs those of the chosen questions that are not finished."""
+    scale = QUICK_SCALE if bench.settings.quick else 1.0
+    clock = Clock({name: scale * QUESTIONS[name].seconds for name in chosen}, unfinished.seconds)
+    bench.report = lambda text: report.say(f"{clock.line} {text}")
+    for name in chosen:
+        if name in unfinished.seconds:
+            continue
+        clock.restart()
+        try:
+            QUESTIONS[name].run(bench)
+        except Exception as error:
+            # Recorded and reported at the end; the other questions are worth having all the same.
+            bench.failures.append(Failure.of(error, name))
+        unfinished.finished(name, clock.stop(name))
+    report.say(clock.line)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the questions; returns 0, or 1 if a contender failed.
+    """Runs the questions; returns 0, or 1 if a contender failed, 2 if there is nothing to resume.
 
     A target that is missed does not fail the run: it depends on the machine, and is in the report.
     """
@@ -116,23 +192,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     repeat = arguments.repeat or (QUICK_REPEAT if arguments.quick else 5)
     settings = Settings(repeat, QUICK_SCALE if arguments.quick else 1.0, arguments.quick)
     environment = {"versions": report.versions(), "machine": report.machine()}
-    bench = Bench(settings, report.say)
-    chosen = arguments.only or list(QUESTIONS)
-    for name in QUESTIONS:
-        if name not in chosen:
-            continue
-        try:
-            QUESTIONS[name].run(bench)
-        except Exception as error:
-            # Recorded and reported at the end; the other questions are worth having all the same.
-            bench.failures.append(Failure.of(error, name))
-    verdicts = judge([target for target in all_targets() if target.row[0] in chosen], bench.figures)
-    report.say(report.as_text(bench, verdicts))
+    bench = Bench(settings, report.say, arguments.peers)
+    chosen = _chosen(arguments)
     # Only a whole run is a run of record.
     stem = "partial" if arguments.quick or arguments.only else "latest"
+    path = arguments.output / f"unfinished-{stem}.json"
+    unfinished = Unfinished(path, bench, chosen, environment)
+    if arguments.resume:
+        try:
+            unfinished.load()
+        except ResumeError as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
+    _run(bench, chosen, unfinished)
+    wanted = [target for target in all_targets() if target.row[0] in chosen]
+    wanted += peers.targets(bench.figures)
+    verdicts = judge(wanted, bench.figures)
+    report.say(report.as_text(bench, verdicts))
     questions = {name: question.text for name, question in QUESTIONS.items()}
     for path in report.write(arguments.output, stem, bench, verdicts, environment, questions):
         report.say(f"written: {path}")
+    unfinished.remove()
     if not report.can_plot():
         report.say("no plots: matplotlib is not installed (pip install -e '.[bench]')")
     for failure in bench.failures:

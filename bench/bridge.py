@@ -50,7 +50,7 @@ def rows_of(size: int) -> int:
     return min(MOST_ITEMS, TABLE_BYTES // size)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -95,7 +95,7 @@ def echo(ready: Any, stop: Any, port: int, size: int) -> None:
 def _start(stack: ExitStack, body: Any, size: int) -> int:
     """Starts a server's process; gives its port."""
     ctx = context()
-    ready, stop, port = ctx.Event(), ctx.Event(), _free_port()
+    ready, stop, port = ctx.Event(), ctx.Event(), free_port()
     process: multiprocessing.process.BaseProcess = ctx.Process(
         target=body, args=(ready, stop, port, size)
     )

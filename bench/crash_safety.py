@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from bench import crash_safety_worker
+from bench import crash_safety_worker, workers
 from bench.baselines import CompilerError
-from bench.harness import Bench, Contender, Measure, Reading, TimedLoop
+from bench.harness import Bench, Contender, Measure, TimedLoop
 from bench.payloads import TRANSITION_BYTES
 
 NAME = "crash_safety"
@@ -126,33 +126,8 @@ def _fragile_copy() -> Path:
 def _prepare_worker(stack: ExitStack, case: str, rows: int, fragile: bool) -> Measure:
     """Starts a process that measures the one or the other package."""
     root = _fragile_copy() if fragile else ROOT
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "bench.crash_safety_worker", case, str(rows)],
-        cwd=root,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    stack.callback(worker.wait)
-    assert worker.stdin is not None and worker.stdout is not None
-    request, answer = worker.stdin, worker.stdout
-    stack.callback(answer.close)
-    stack.callback(request.close)
-
-    def hear() -> str:
-        line = answer.readline()
-        if not line:
-            raise RuntimeError(f"the process that measures {case!r} ended, status {worker.wait()}")
-        return line
-
-    def measure(seconds: float) -> Reading:
-        request.write(f"{seconds!r}\n")
-        request.flush()
-        calls, taken = hear().split()
-        return Reading(int(calls), float(taken))
-
-    hear()
-    return measure
+    command = [sys.executable, "-m", "bench.crash_safety_worker", case, str(rows)]
+    return workers.start(stack, command, root, {})
 
 
 def run(bench: Bench) -> None:

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 Loop = Callable[[int], None]
 """Makes this many calls, one after the other."""
@@ -127,6 +128,16 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """A contender that this machine has no means to measure, and why: no failure."""
+
+    question: str
+    case: str
+    contender: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Settings:
     """What the command line chose.
 
@@ -184,12 +195,18 @@ class Bench:
     Attributes:
         settings: What the command line chose.
         report: Called with a line of progress.
+        peers: The folder of the peers' virtual environments; None if there are none.
+        figures: What was measured.
+        failures: What went wrong.
+        skipped: What could not be measured here.
     """
 
     settings: Settings
     report: Callable[[str], None]
+    peers: Path | None = None
     figures: list[Figure] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
 
     def compare(
         self,
@@ -262,6 +279,10 @@ class Bench:
             else:
                 live.append((contender, measure))
         return live
+
+    def skip(self, question: str, case: str, contender: str, reason: str) -> None:
+        """Notes a contender that cannot be measured here; the report lists it."""
+        self.skipped.append(Skipped(question, case, contender, reason))
 
     def _fail(self, error: Exception, question: str, case: str, contender: str) -> None:
         failure = Failure.of(error, question, case, contender)

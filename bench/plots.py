@@ -30,7 +30,7 @@ def draw(
 
     Args:
         directory: Where the files go.
-        stem: The files are named `stem`-question.png.
+        stem: The files are named `stem`-question.png and .svg.
         figures: What was measured.
         questions: What each question asks, by name.
 
@@ -45,12 +45,12 @@ def draw(
         if cases:
             path = directory / f"{stem}-{name}.png"
             _draw_question(path, title, cases)
-            written.append(path)
+            written += [path, path.with_suffix(".svg")]
     return written
 
 
 def _draw_question(path: Path, title: str, cases: dict[str, list[Figure]]) -> None:
-    """Draws one panel a case."""
+    """Draws one panel a case, as PNG and beside it as SVG."""
     columns = min(COLUMNS, len(cases))
     lines = math.ceil(len(cases) / columns)
     height = max(len(rows) for rows in cases.values()) * 0.36 + 1.0
@@ -69,6 +69,9 @@ def _draw_question(path: Path, title: str, cases: dict[str, list[Figure]]) -> No
         panel.set_visible(False)
     figure.suptitle(f"{title}  (items/s; more is better)", fontsize=11)
     figure.savefig(path, dpi=110)
+    # The same figures give the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "shmreplay"}):
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     plt.close(figure)
 
 

@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,21 @@ def as_json(
             }
             for failure in bench.failures
         ],
+        "skipped": [asdict(skipped) for skipped in bench.skipped],
     }
+
+
+def figure_of(document: dict[str, Any]) -> Figure:
+    """Returns a figure of a run's JSON document."""
+    return Figure(
+        document["question"],
+        document["case"],
+        document["contender"],
+        document["ours"],
+        document["items_per_call"],
+        document["bytes_per_item"],
+        tuple(document["seconds_per_call"]),
+    )
 
 
 def _spread_json(spread: Spread) -> dict[str, float]:
@@ -131,6 +146,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "required": verdict.target.requirement,
         "measured": None if verdict.measured is None else _spread_json(verdict.measured),
         "met": verdict.met,
+        "reason": verdict.target.reason,
     }
 
 
@@ -204,7 +220,21 @@ def as_text(bench: Bench, verdicts: Sequence[Verdict]) -> str:
         for failure in bench.failures:
             lines.append(f"  {failure.question}, {failure.case}, {failure.contender}")
             lines += [f"    {line}" for line in failure.error.splitlines()]
+    if bench.skipped:
+        lines += ["", "not measured:", *(f"  {line}" for line in _skipped_lines(bench))]
     return "\n".join(lines)
+
+
+def _skipped_lines(bench: Bench) -> list[str]:
+    """Returns one line a question and contender: where it was not measured, and why."""
+    cases: dict[tuple[str, str, str], list[str]] = {}
+    for skipped in bench.skipped:
+        key = (skipped.question, skipped.contender, skipped.reason)
+        cases.setdefault(key, []).append(skipped.case)
+    return [
+        f"{question}, {contender} ({'; '.join(found)}): {reason}"
+        for (question, contender, reason), found in cases.items()
+    ]
 
 
 def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -250,7 +280,11 @@ def as_markdown(
         "",
         *_markdown_table(TARGET_HEADS, [_verdict_cells(verdict) for verdict in verdicts]),
     ]
-    by_stem = {plot.stem.partition("-")[2]: plot for plot in plots}
+    reasons = [v.target for v in verdicts if v.met is False and v.target.reason]
+    if reasons:
+        lines += ["", "Why some are not met:", ""]
+        lines += [f"- {target.text}: {target.reason}" for target in reasons]
+    by_stem = {plot.stem.partition("-")[2]: plot for plot in plots if plot.suffix == ".png"}
     last = ""
     for (question, case), figures in grouped(bench.figures).items():
         if question != last:
@@ -265,6 +299,8 @@ def as_markdown(
         for failure in bench.failures:
             lines.append(f"- {failure.question}, {failure.case}, {failure.contender}:")
             lines.append("  `" + failure.error.replace("\n", " ") + "`")
+    if bench.skipped:
+        lines += ["", "## Not measured", "", *(f"- {line}" for line in _skipped_lines(bench))]
     return "\n".join(lines) + "\n"
 
 

@@ -34,6 +34,7 @@ class Target:
         unit: "us" (of a call), "M items/s", or "x" for the row's `of` relative to `to`.
         of: For a ratio: "us" or "items/s".
         to: For a ratio: the figure that it is relative to.
+        reason: Why it may be missed, where that is known.
     """
 
     text: str
@@ -43,6 +44,7 @@ class Target:
     unit: str
     of: str = ""
     to: Row | None = None
+    reason: str = ""
 
     @property
     def requirement(self) -> str:

@@ -16,7 +16,19 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench import batch_insert, report, scaling, single_insert, targets  # noqa: E402
+from bench import __main__ as command  # noqa: E402
+from bench import (  # noqa: E402
+    batch_insert,
+    import_time,
+    peers,
+    peers_remote,
+    peers_setup,
+    report,
+    scaling,
+    single_insert,
+    targets,
+    workers,
+)
 from bench.__main__ import QUESTIONS, main  # noqa: E402
 from bench.baselines import (  # noqa: E402
     BareGather,
@@ -44,7 +56,9 @@ from bench.payloads import (  # noqa: E402
     transition_batch,
     transitions,
 )
+from bench.peers_cases import CASES, REMOTE_CASES  # noqa: E402
 from bench.processes import Crew, Work, WorkerError  # noqa: E402
+from bench.resume import Clock  # noqa: E402
 
 
 def silent_bench(repeat: int = 3) -> tuple[Bench, list[str]]:
@@ -455,6 +469,9 @@ class TestReport:
         picture = tmp_path / "latest-single_insert.png"
         assert picture in paths
         assert picture.read_bytes().startswith(b"\x89PNG")
+        drawing = tmp_path / "latest-single_insert.svg"
+        assert drawing in paths
+        assert "<svg" in drawing.read_text()
         assert "![single_insert](latest-single_insert.png)" in (tmp_path / "latest.md").read_text()
 
     def test_nothing_names_the_machine(self, tmp_path: Path) -> None:
@@ -465,12 +482,15 @@ class TestReport:
 
 
 class TestCommandLine:
-    def small(self, monkeypatch: pytest.MonkeyPatch, run: Callable[[Bench], None]) -> None:
-        """Puts a question in the place of batch_insert."""
-        from bench import __main__ as command
-
-        question = command.Question(batch_insert.NAME, batch_insert.QUESTION, run)
-        monkeypatch.setitem(command.QUESTIONS, batch_insert.NAME, question)
+    def small(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        run: Callable[[Bench], None],
+        name: str = batch_insert.NAME,
+    ) -> None:
+        """Puts a question in the place of another."""
+        question = command.Question(name, QUESTIONS[name].text, run)
+        monkeypatch.setitem(command.QUESTIONS, name, question)
 
     def test_a_part_does_not_overwrite_the_run_of_record(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -499,6 +519,51 @@ class TestCommandLine:
         document = json.loads((tmp_path / "partial.json").read_text())
         assert document["failures"][0]["error"] == "RuntimeError: out of order"
 
+    def test_an_interrupted_run_goes_on_after_what_was_finished(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ran: list[str] = []
+
+        def batch(bench: Bench) -> None:
+            ran.append("batch")
+            rows = [fixed(batch_insert.OURS, [], 1e-6, 1)]
+            bench.compare(batch_insert.NAME, batch_insert.CASE, rows, bytes_per_item=1)
+
+        def interrupted(bench: Bench) -> None:
+            ran.append("interrupted")
+            raise KeyboardInterrupt
+
+        def last(bench: Bench) -> None:
+            ran.append("last")
+            bench.skip(import_time.NAME, "all", "somebody", "not here")
+
+        self.small(monkeypatch, batch)
+        self.small(monkeypatch, interrupted, import_time.NAME)
+        options = ["--only", batch_insert.NAME, "--only", import_time.NAME]
+        options += ["--output", str(tmp_path)]
+        with pytest.raises(KeyboardInterrupt):
+            main(options)
+        self.small(monkeypatch, last, import_time.NAME)
+        assert main([*options, "--quick", "--resume"]) == 2
+        assert main([*options, "--resume"]) == 0
+        assert ran == ["batch", "interrupted", "last"]
+        document = json.loads((tmp_path / "partial.json").read_text())
+        assert [row["contender"] for row in document["figures"]] == [batch_insert.OURS]
+        assert document["skipped"][0]["reason"] == "not here"
+        assert "import_time, somebody (all): not here" in (tmp_path / "partial.md").read_text()
+        assert not list(tmp_path.glob("unfinished*"))
+        assert main([*options, "--resume"]) == 2
+
+    def test_long_questions_run_when_they_are_asked_for(self) -> None:
+        def names(*options: str) -> set[str]:
+            return set(command._chosen(command._arguments(options)))
+
+        long = {name for name, question in QUESTIONS.items() if question.by_name}
+        assert {"peers_remote"} <= long
+        assert names() == set(QUESTIONS) - long
+        assert names("--all") == set(QUESTIONS)
+        assert names("--only", "peers_remote") == {"peers_remote"}
+
     @pytest.mark.parametrize(
         "options", [["--only", "nonsense"], ["--repeat", "0"], ["--repeat", "many"]]
     )
@@ -517,6 +582,80 @@ class TestCommandLine:
         )
         for name in QUESTIONS:
             assert name in done.stdout
+
+
+class TestClock:
+    def test_what_is_left_follows_the_pace_so_far(self) -> None:
+        usual = {"a": 10.0, "b": 20.0, "c": 30.0}
+        assert Clock(usual, {}).left == pytest.approx(60, abs=1)
+        late = Clock(usual, {"a": 20.0})
+        assert late.left == pytest.approx(100, abs=1)
+        assert late.line.startswith("[1/3 done, about ")
+        assert Clock(usual, dict(usual)).left == 0
+
+
+class TestPeers:
+    ALL = (*peers.PEERS, *peers_remote.PEERS)
+
+    def test_every_peer_has_a_row_or_a_reason_for_every_case(self) -> None:
+        for peer in peers.PEERS:
+            rows = {row.case for row in peers.rows_of(peer)}
+            assert rows <= set(CASES)
+            # Reverb's own ways are its own; the others have no such calls.
+            own = set() if peer.label in ("shmreplay", "dm-reverb") else set(CASES) - rows
+            assert set(CASES) == rows | set(peer.lacks) | {c for c in own if c.startswith("w8")}
+            assert not rows & set(peer.lacks)
+        for peer in peers_remote.PEERS:
+            assert {row.case for row in peers.rows_of(peer)} == set(REMOTE_CASES)
+
+    def test_rows_of_a_case_have_different_names(self) -> None:
+        found = [(row.case, row.name) for peer in self.ALL for row in peers.rows_of(peer)]
+        assert len(set(found)) == len(found)
+
+    def test_every_environment_has_a_list(self) -> None:
+        wanted = {peer.environment for peer in self.ALL if peer.environment}
+        assert wanted == set(peers_setup.names())
+        with pytest.raises(SystemExit):
+            peers_setup.main(["somewhere", "nobody"])
+
+    def test_without_environments_every_peer_is_listed(self, tmp_path: Path) -> None:
+        bench, _ = silent_bench()
+        bench.peers = tmp_path
+        peers.run(bench)
+        assert not bench.figures and not bench.failures
+        missing = {skipped.contender for skipped in bench.skipped}
+        assert missing == {peer.label for peer in peers.PEERS if peer.environment}
+        assert str(tmp_path) in bench.skipped[0].reason
+
+    def test_targets_are_the_best_of_reverb_and_of_the_others(self) -> None:
+        case = CASES["w1"].title
+        rows = {"shmreplay": 1e-6, "dm-reverb near": 60e-6, "dm-reverb far": 90e-6}
+        rows |= {"cpprb": 40e-6, "stable-baselines3": 1.5e-6, "numpy ring": 1e-9}
+        figures = [
+            Figure(peers.NAME, case, name, name == "shmreplay", 1, 1, (seconds,))
+            for name, seconds in rows.items()
+        ]
+        found = peers.targets(figures)
+        assert [target.to and target.to[2] for target in found] == [
+            "dm-reverb near",
+            "stable-baselines3",
+        ]
+        verdicts = targets.judge(found, figures)
+        assert [verdict.met for verdict in verdicts] == [True, False]
+        assert verdicts[0].measured is not None
+        assert verdicts[0].measured.median == pytest.approx(60)
+
+    def test_a_row_is_measured_in_a_process_of_its_own(self) -> None:
+        ours = next(peer for peer in peers.PEERS if peer.environment is None)
+        row = next(row for row in peers.rows_of(ours) if row.case == "w2")
+        with ExitStack() as stack:
+            measure = peers._prepare(stack, sys.executable, ours.module, row, quick=True)
+            assert measure(0.02).calls > 0
+
+    def test_a_worker_that_ends_brings_what_it_said(self) -> None:
+        program = "import sys; sys.exit('no such thing')"
+        with ExitStack() as stack, pytest.raises(RuntimeError, match="status 1: no such thing"):
+            workers.start(stack, [sys.executable, "-c", program], ROOT, {})
 
 
 def test_two_writers_are_measured_on_two_stripes() -> None:
