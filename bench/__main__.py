@@ -19,6 +19,7 @@ from bench import (
     crash_safety,
     file_store,
     import_time,
+    paper,
     peers,
     peers_remote,
     prioritized,
@@ -62,6 +63,8 @@ SECONDS = {
     "scaling": 70.0,
     "bridge": 100.0,
     "peers": 500.0,
+    "peers_remote": 150.0,
+    "paper": 1500.0,
 }
 """What a question usually takes, where not about half a minute: only to say what is left."""
 
@@ -89,6 +92,7 @@ QUESTIONS: dict[str, Question] = {
         compression,
         peers,
         peers_remote,
+        paper,
     )
 }
 
@@ -206,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
     _run(bench, chosen, unfinished)
     wanted = [target for target in all_targets() if target.row[0] in chosen]
-    wanted += peers.targets(bench.figures)
+    wanted += peers.targets(bench.figures) + paper.targets(bench.figures)
     verdicts = judge(wanted, bench.figures)
     report.say(report.as_text(bench, verdicts))
     questions = {name: question.text for name, question in QUESTIONS.items()}

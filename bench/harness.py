@@ -110,6 +110,25 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Quantity:
+    """Something that is no rate: a percentile, a ratio between clients.
+
+    Attributes:
+        question: The question's name.
+        case: What was varied within the question.
+        name: What was measured.
+        unit: Of the values.
+        values: One a repetition.
+    """
+
+    question: str
+    case: str
+    name: str
+    unit: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Failure:
     """A contender that could not be built or measured."""
 
@@ -199,6 +218,7 @@ class Bench:
         figures: What was measured.
         failures: What went wrong.
         skipped: What could not be measured here.
+        quantities: What was measured besides rates.
     """
 
     settings: Settings
@@ -207,6 +227,7 @@ class Bench:
     figures: list[Figure] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    quantities: list[Quantity] = field(default_factory=list)
 
     def compare(
         self,

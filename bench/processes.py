@@ -30,11 +30,14 @@ class Work:
         loop: Handles this many items.
         chunk: Items between two looks at the clock. A chunk that ends too late is not counted.
         finish: Called after each run, outside the measured time.
+        several: In place of the loop, for a process that plays several clients: called with the
+            deadline on the monotonic clock, returns what each of them handled by then.
     """
 
     loop: Loop
     chunk: int
     finish: Callable[[], None] | None = None
+    several: Callable[[float], list[int]] | None = None
 
 
 Prepare = Callable[..., Work]
@@ -98,10 +101,19 @@ class Crew:
         Raises:
             WorkerError: A process failed.
         """
-        return sum(
-            int(_receive(process, connection, seconds + ANSWER_SECONDS))
+        return sum(self.counts(seconds))
+
+    def counts(self, seconds: float) -> list[int]:
+        """Waits for all to finish; returns how many items each of them handled in time.
+
+        Raises:
+            WorkerError: A process failed.
+        """
+        return [
+            int(count)
             for process, connection in self._members
-        )
+            for count in _receive(process, connection, seconds + ANSWER_SECONDS)
+        ]
 
     def measure(self, seconds: float) -> Reading:
         """Runs all for `seconds`; a call of the reading is an item of any of them."""
@@ -164,17 +176,19 @@ def _work(connection: Connection, prepare: Prepare, arguments: tuple[Any, ...]) 
         connection.send(traceback.format_exc())
 
 
-def _run(work: Work, start: float, seconds: float) -> int:
-    """Works from `start` on; returns the items that were done by `start + seconds`."""
+def _run(work: Work, start: float, seconds: float) -> list[int]:
+    """Works from `start` on; returns the items that were done by `start + seconds`, by client."""
     loop, chunk, now = work.loop, work.chunk, time.monotonic
     time.sleep(max(0.0, start - now()))
     deadline = start + seconds
     done = 0
     try:
+        if work.several is not None:
+            return work.several(deadline)
         while True:
             loop(chunk)
             if now() > deadline:
-                return done
+                return [done]
             done += chunk
     finally:
         # Also after an error: somebody may be waiting for the end of this run.

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Bench, Figure, Spread
+from bench.harness import Bench, Figure, Quantity, Spread
 from bench.targets import Verdict
 
 PACKAGES = ("shmreplay", "numpy", "posix_ipc", "lz4", "pyzmq", "matplotlib")
@@ -105,6 +105,7 @@ def as_json(
             for failure in bench.failures
         ],
         "skipped": [asdict(skipped) for skipped in bench.skipped],
+        "quantities": [asdict(quantity) for quantity in bench.quantities],
     }
 
 
@@ -175,6 +176,16 @@ HEADS = ("contender", "us a call", "items/s", "GB/s")
 TARGET_HEADS = ("target", "required", "measured", "verdict")
 
 
+QUANTITY_HEADS = ("what", "value")
+
+
+def _quantity_cells(quantity: Quantity) -> tuple[str, ...]:
+    return (
+        f"{quantity.case}: {quantity.name}",
+        f"{spread_text(Spread.of(quantity.values))} {quantity.unit}",
+    )
+
+
 def _figure_cells(figure: Figure) -> tuple[str, ...]:
     return (
         figure.contender,
@@ -214,6 +225,8 @@ def as_text(bench: Bench, verdicts: Sequence[Verdict]) -> str:
     for (question, case), figures in grouped(bench.figures).items():
         lines += ["", f"{question}: {case}"]
         lines += _text_table(HEADS, [_figure_cells(figure) for figure in figures])
+    if bench.quantities:
+        lines += ["", *_text_table(QUANTITY_HEADS, [_quantity_cells(q) for q in bench.quantities])]
     lines += ["", *_text_table(TARGET_HEADS, [_verdict_cells(each) for each in verdicts])]
     if bench.failures:
         lines += ["", "failed:"]
@@ -294,6 +307,10 @@ def as_markdown(
             last = question
         lines += ["", f"### {case}", ""]
         lines += _markdown_table(HEADS, [_figure_cells(figure) for figure in figures])
+    for question in dict.fromkeys(quantity.question for quantity in bench.quantities):
+        rows = [_quantity_cells(q) for q in bench.quantities if q.question == question]
+        lines += ["", f"## {questions[question]} Latencies and fairness", ""]
+        lines += _markdown_table(QUANTITY_HEADS, rows)
     if bench.failures:
         lines += ["", "## Failed", ""]
         for failure in bench.failures:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Bench, Failure, Skipped
+from bench.harness import Bench, Failure, Quantity, Skipped
 from bench.report import as_json, figure_of
 
 FORMAT = 1
@@ -67,6 +67,9 @@ class Unfinished:
             Failure(trace=each["error"], **each) for each in document["failures"]
         ]
         self._bench.skipped += [Skipped(**each) for each in document["skipped"]]
+        self._bench.quantities += [
+            Quantity(**{**each, "values": tuple(each["values"])}) for each in document["quantities"]
+        ]
         self.seconds.update(document["seconds"])
 
     def finished(self, name: str, seconds: float) -> None:
@@ -94,6 +97,7 @@ class Unfinished:
             "figures": whole["figures"],
             "failures": whole["failures"],
             "skipped": whole["skipped"],
+            "quantities": whole["quantities"],
         }
 
 

@@ -20,6 +20,7 @@ from bench import __main__ as command  # noqa: E402
 from bench import (  # noqa: E402
     batch_insert,
     import_time,
+    paper,
     peers,
     peers_remote,
     peers_setup,
@@ -42,6 +43,7 @@ from bench.harness import (  # noqa: E402
     Contender,
     Figure,
     Measure,
+    Quantity,
     Reading,
     Settings,
     Spread,
@@ -360,7 +362,7 @@ class TestTargets:
             ("import_time", 250_000.0),
         } == limits
 
-    @pytest.mark.parametrize("name", list(QUESTIONS))
+    @pytest.mark.parametrize("name", sorted({t.row[0] for t in targets.all_targets()}))
     def test_rows_of_targets_are_rows_that_are_measured(
         self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -388,6 +390,11 @@ def counting_work(stack: ExitStack, chunk: int) -> Work:
     return Work(lambda calls: None, chunk)
 
 
+def uneven_work(stack: ExitStack, most: int) -> Work:
+    """Plays two clients, one of which does twice as much."""
+    return Work(lambda calls: None, 1, several=lambda deadline: [most, most // 2])
+
+
 def failing_work(stack: ExitStack, when: str) -> Work:
     """Fails while it gets ready or while it runs."""
 
@@ -408,6 +415,13 @@ class TestCrew:
             assert reading.seconds == 0.05
             assert reading.calls > 0
             assert reading.calls % 16 == 0
+
+    def test_fairness_is_that_of_clients_not_of_processes(self) -> None:
+        with ExitStack() as stack:
+            fairness = paper.Fairness(Crew(stack, uneven_work, [(40,), (60,)]))
+            reading = fairness(0.01)
+        assert reading == Reading(150, 0.01)
+        assert fairness.ratios == [3.0]
 
     def test_a_failure_brings_its_traceback(self) -> None:
         with ExitStack() as stack, pytest.raises(WorkerError, match="as it prepared"):
@@ -559,7 +573,7 @@ class TestCommandLine:
             return set(command._chosen(command._arguments(options)))
 
         long = {name for name, question in QUESTIONS.items() if question.by_name}
-        assert {"peers_remote"} <= long
+        assert {"peers_remote", "paper"} == long
         assert names() == set(QUESTIONS) - long
         assert names("--all") == set(QUESTIONS)
         assert names("--only", "peers_remote") == {"peers_remote"}
@@ -592,6 +606,28 @@ class TestClock:
         assert late.left == pytest.approx(100, abs=1)
         assert late.line.startswith("[1/3 done, about ")
         assert Clock(usual, dict(usual)).left == 0
+
+
+class TestPaper:
+    def test_the_most_clients_are_held_to_the_best(self) -> None:
+        rates = {"1 client": 2e-6, "8 clients": 1e-6, "200 clients": 1.02e-6}
+        figures = [figure((paper.NAME, "insert", name), (s,)) for name, s in rates.items()]
+        figures.append(figure((paper.NAME, "sample_batch", "10^3 items"), (1e-6,)))
+        (target,) = paper.targets(figures)
+        assert (target.row[2], target.to and target.to[2]) == ("200 clients", "8 clients")
+        (verdict,) = targets.judge([target], figures)
+        assert verdict.met is True
+
+    def test_quantities_are_reported(self, tmp_path: Path) -> None:
+        bench, _ = silent_bench()
+        bench.quantities.append(Quantity(paper.NAME, "insert", "fair", "x", (1.0, 3.0, 2.0)))
+        environment = {"versions": report.versions(), "machine": report.machine()}
+        questions = {paper.NAME: "How far?"}
+        report.write(tmp_path, "partial", bench, [], environment, questions)
+        assert "| insert: fair | 2.00 (1.00-3.00) x |" in (tmp_path / "partial.md").read_text()
+        assert "insert: fair" in report.as_text(bench, [])
+        document = json.loads((tmp_path / "partial.json").read_text())
+        assert document["quantities"][0]["values"] == [1.0, 3.0, 2.0]
 
 
 class TestPeers:
