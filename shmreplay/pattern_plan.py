@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shmreplay import tree
+from shmreplay import limits, tree
 from shmreplay.binding_support import as_array
 from shmreplay.errors import ReverbError, SignatureError, WriterStateError
 from shmreplay.patterns import ConditionProto, Config
@@ -99,7 +99,9 @@ class StepWriter(Protocol):
     def append(self, data: Any, *, partial_step: bool = False) -> None:
         """Appends a step or a part of it."""
 
-    def create_item(self, table: str, priority: float, trajectory: Any) -> int | None:
+    def create_item(
+        self, table: str, priority: float, trajectory: Any, timeout: float | None = None
+    ) -> int | None:
         """Makes an item."""
 
     def flush(self, block_until_num_items: int = 0, timeout_ms: float | None = None) -> None:
@@ -276,7 +278,7 @@ class PatternEvaluator:
         self._fired = [False] * len(plans)  # for the newest step
         self.step_is_open = False
 
-    def append(self, data: Any, partial_step: bool) -> None:
+    def append(self, data: Any, partial_step: bool, timeout: float | None = None) -> None:
         """See `StructuredWriter.append`."""
         flat = tree.flatten_with_path(data)
         check_step(flat, self._paths, self._used)
@@ -287,6 +289,10 @@ class PatternEvaluator:
                 raise set_twice(index, flat[index][0])
             if index not in self._known:
                 check_new_column(self._plans, index, flat[index][0], leaf)
+        if timeout is not None:
+            # Room for all items that the step can make; to the writer, 0 means for ever.
+            room = limits.WRITER_WINDOW_ITEMS - len(self._plans)
+            self._writer.flush(max(room, 0), max(timeout * 1000, 1e-3))
         try:
             self._writer.append(given, partial_step=partial_step)
         except ReverbError as error:

@@ -116,7 +116,9 @@ class _Memory:
             del column.values[: -self._reach]
         self._n_steps = min(self._n_steps + 1, self._reach)
 
-    def create_item(self, table: str, priority: float, trajectory: Any) -> None:
+    def create_item(
+        self, table: str, priority: float, trajectory: Any, timeout: float | None = None
+    ) -> None:
         self._items.append(trajectory)
 
     def take(self) -> list[Any]:

@@ -128,10 +128,10 @@ class TrajectoryWriter(WriterCore):
                 )
                 self._thread.start()
 
-    def make_room(self, table: str) -> None:
+    def make_room(self, what: str, timeout: float | None) -> None:
         """Waits while the window of held-back items is full."""
         if len(self.pending) >= limits.WRITER_WINDOW_ITEMS:
-            self._wait_for(limits.WRITER_WINDOW_ITEMS - 1, None, "create_item")
+            self._wait_for(limits.WRITER_WINDOW_ITEMS - 1, timeout, what)
         elif self._error is not None:
             self._raise_error()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -211,9 +212,13 @@ class Writer:
         self._check_signature(table, count)
         history = self._writer.history
         columns = [history[i][-count:] for i in range(len(self._specs))]
+        seconds = limits.checked_timeout(timeout)
+        began = time.monotonic()
         if self._max_in_flight < _UNBOUNDED:
-            self._flush(self._max_in_flight - 1, timeout)
-        self._writer.create_item(table, priority, tree.unflatten_as(self._structure, columns))
+            self._flush(self._max_in_flight - 1, seconds)
+        left = None if seconds is None else max(seconds - (time.monotonic() - began), 0.0)
+        trajectory = tree.unflatten_as(self._structure, columns)
+        self._writer.create_item(table, priority, trajectory, left)
 
     def _check_signature(self, table: str, count: int) -> None:
         """A table's signature may be that of one step, or of the whole item."""
@@ -253,28 +258,35 @@ class Writer:
 
     # ------------------------------------------------------------ end
 
-    def close(self, retry_on_unavailable: bool = True) -> None:
+    def close(self, retry_on_unavailable: bool = True, timeout: float | None = None) -> None:
         """Waits until all items are in their tables, and closes the writer.
 
         Args:
             retry_on_unavailable: With False, items that cannot be inserted since the server is gone
                 are dropped, with a line in the log.
+            timeout: Seconds to wait at most; None: for ever.
 
         Raises:
             InvalidArgumentError: It is closed already.
+            DeadlineExceededError: The time is over. The items stay in line, and the writer open.
             ServerClosedError: The server is gone, and so are items. The writer is closed.
         """
         if self._closed:
             raise errors.InvalidArgumentError("close() has already been called on Writer.")
+        seconds = limits.checked_timeout(timeout)
         self._closed = True
         try:
-            self._writer.flush()
+            self._flush(0, seconds)
+        except errors.DeadlineExceededError:
+            self._closed = False
+            raise
         except errors.ServerClosedError as error:
             if retry_on_unavailable:
                 raise
             logger.warning("a writer is closed before all its items got in: %s", error)
         finally:
-            self._writer.close()
+            if self._closed:
+                self._writer.close()
 
     def _check_open(self, method: str) -> None:
         if self._closed:

@@ -122,7 +122,7 @@ cdef class StructuredCore:
         """True after a partial append whose step was not finished yet."""
         return self.evaluator.step_is_open if self.writer is None else self.writer.step_open
 
-    def append(self, data, *, bint partial_step=False):
+    def append(self, data, *, bint partial_step=False, timeout=None):
         """Append one step, or with partial_step=True a part of it, then make the items that it
         completes. Waits while the window of items that the limiter holds back is full.
 
@@ -131,6 +131,7 @@ cdef class StructuredCore:
                 A leaf that is None is left out. Leaves that no pattern and no condition names are
                 not written.
             partial_step: Keep the step open: the next append goes into the same step.
+            timeout: Seconds to wait where the window is full; None: for ever.
 
         Raises:
             SignatureError: The number of leaves, or a leaf's dtype or shape, is not that of the
@@ -139,13 +140,16 @@ cdef class StructuredCore:
             ArenaFullError: No memory. Nothing is changed, or the step is appended and lacks items.
             PriorityError: A priority made of TD errors is none. The step is appended and lacks the
                 item.
+            DeadlineExceededError: The window is full still. Nothing is changed.
         """
         cdef WriterCore w = self.writer
+        if timeout is not None:
+            timeout = limits.checked_timeout(timeout)
         if w is None:
-            self.evaluator.append(data, partial_step)
+            self.evaluator.append(data, partial_step, timeout)
             return
         if w.pending:
-            w.make_room("")
+            w.make_room("append", timeout)
         w.enter()
         try:
             self.append_locked(data, partial_step)

@@ -1271,7 +1271,7 @@ cdef class WriterCore:
 
     # -------------------------------------------------------------- items
 
-    def create_item(self, table, priority, trajectory):
+    def create_item(self, table, priority, trajectory, timeout=None):
         """Make an item of references into the history and insert it; never blocks on the rate
         limiter.
 
@@ -1280,6 +1280,7 @@ cdef class WriterCore:
             priority: Its priority; see Table for what a table takes. None: the largest that the
                 table has seen, see Client.max_priority, at the moment when the item gets in.
             trajectory: Nested structure of `TrajectoryColumn` (slices of `history`).
+            timeout: Seconds to wait where the writer's window is full; None: for ever.
 
         Returns:
             The item's key, or None where the limiter holds it back: it then waits, in order, in the
@@ -1289,6 +1290,7 @@ cdef class WriterCore:
             TableNotFoundError, PriorityError, SignatureError, InvalidArgumentError,
                 ArgumentTypeError: Nothing is changed.
             ArenaFullError: No memory for the item. Nothing is changed.
+            DeadlineExceededError: The window is full still. Nothing is changed.
         """
         cdef sr_item item
         cdef uint32_t position = SR_NONE
@@ -1299,10 +1301,12 @@ cdef class WriterCore:
             raise table_not_found(table, self.tables, for_item=True)
         cdef uint32_t t = number
         cdef double p = self.checked_priority(t, table, priority)
+        if timeout is not None:
+            timeout = limits.checked_timeout(timeout)
         if sr_store_is_closed(&self.session.store.st):
             raise_status(SR_CLOSED, "create_item", self.session.store)
         if self.pending:
-            self.make_room(table)
+            self.make_room("create_item", timeout)
         cdef list leaves = []
         cdef list foreign = None
         cdef ItemPlan plan
@@ -1581,8 +1585,9 @@ cdef class WriterCore:
         finally:
             self.leave()
 
-    def make_room(self, table):
-        """Called before an item joins a window that is not empty: waits while it is full."""
+    def make_room(self, what, timeout):
+        """Called before an item joins a window that is not empty: waits while it is full, at most
+        so many seconds."""
 
     def window_grew(self):
         """Called after an item was held back by the limiter."""

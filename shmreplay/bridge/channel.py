@@ -46,7 +46,7 @@ class _BridgeWriter(TrajectoryWriter):
     def window_grew(self) -> None:
         """The channel sees to what is held back."""
 
-    def make_room(self, table: str) -> None:
+    def make_room(self, what: str, timeout: float | None) -> None:
         """The channel has looked: there is room."""
 
 
@@ -306,12 +306,17 @@ class Channel:
             states.meta += STATE.pack(state, key or 0)
 
     def _create(self, item: _Item, name: str, trajectory: Any) -> Work:
-        """Inserts an item, or holds it back; waits where the window is full."""
-        writer = self.writer
+        """Inserts an item, or holds it back; waits where the window is full, unless cancelled."""
+        writer, task = self.writer, self.tasks[0]
         while len(writer.pending) >= limits.WRITER_WINDOW_ITEMS:
             before = len(writer.pending)
             writer.insert_pending()
             if len(writer.pending) == before:
+                if task.cancelled:
+                    raise errors.DeadlineExceededError(
+                        f"create_item did not complete in time: {self.describe_wait()}. Nothing was"
+                        " created."
+                    )
                 yield self.held_back()
         priority = None if math.isnan(item.priority) else item.priority
         writer.session.use_receipt(self.receipt.number, item.number)

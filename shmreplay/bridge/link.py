@@ -103,7 +103,7 @@ class Link(LinkThread):
         pending = Pending(kind, frames_of(body), callback)
         with self._changed:
             if wait:
-                self._wait_for_room(pending.nbytes)
+                self._wait_for_room(pending.nbytes, math.inf)
             if self.lost is not None:
                 raise self._lost_error()
             if note is not None:
@@ -117,18 +117,30 @@ class Link(LinkThread):
         self._line.wake()
         return pending
 
-    def _wait_for_room(self, nbytes: int) -> None:
-        log_at = time.monotonic() + limits.WAIT_LOG_AFTER_S
+    def wait_for_room(self, timeout: float) -> None:
+        """Waits while too much is on its way to send more.
+
+        Raises:
+            DeadlineExceededError: It is still, after so many seconds.
+        """
+        with self._changed:
+            self._wait_for_room(0, timeout)
+
+    def _wait_for_room(self, nbytes: int, timeout: float) -> None:
+        began = time.monotonic()
+        log_at = began + limits.WAIT_LOG_AFTER_S
         while self._is_full(nbytes) and self.lost is None:
-            self._changed.wait(_SLICE_S)
-            if time.monotonic() > log_at:
-                log_at = time.monotonic() + 2 * limits.WAIT_LOG_AFTER_S
-                _log.warning(
-                    "%s: %d requests of %d bytes wait for the server to take them",
-                    self.address,
-                    self._waiting,
-                    self._bytes,
+            now = time.monotonic()
+            what = f"{self._waiting} requests of {self._bytes} bytes wait for the server to take"
+            if now - began >= timeout:
+                raise errors.DeadlineExceededError(
+                    f"the server at {self.address} did not take more within {timeout} s: {what}"
+                    " them. Nothing was sent."
                 )
+            if now > log_at:
+                log_at = now + 2 * limits.WAIT_LOG_AFTER_S
+                _log.warning("%s: %s them", self.address, what)
+            self._changed.wait(min(_SLICE_S, max(began + timeout - now, 0.0)))
 
     def _is_full(self, nbytes: int) -> bool:
         if not self._waiting:

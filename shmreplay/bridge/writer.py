@@ -11,8 +11,10 @@ import json
 import math
 import struct
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from shmreplay import errors, limits
@@ -64,6 +66,7 @@ class _Stream:
         self.error: errors.ReverbError | None = None
         self.item_error: errors.ReverbError | None = None
         self.in_flight = 0
+        self.counting = threading.Lock()
         self.closed = False
         body = Writer()
         body.u32(self.number)
@@ -88,6 +91,11 @@ class _Stream:
 
     def fail(self, error: BaseException) -> None:
         self.error = _as_remote(error)
+
+    def count(self, messages: int) -> None:
+        """So many more are on their way. The link's thread counts too."""
+        with self.counting:
+            self.in_flight += messages
 
     @property
     def empty(self) -> bool:
@@ -254,8 +262,16 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
 
     # ------------------------------------------------------------------ items
 
-    def create_item(self, table: str, priority: float | None, trajectory: Any) -> int | None:
+    def create_item(
+        self,
+        table: str,
+        priority: float | None,
+        trajectory: Any,
+        timeout: float | None = None,
+    ) -> int | None:
         """As `TrajectoryWriter.create_item`.
+
+        With a timeout, it waits for what the writer sent before.
 
         Returns:
             The item's key; None where the limiter holds it back, and of a writer that was made
@@ -264,14 +280,15 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         number = self.tables.get(table) if isinstance(table, str) else None
         if number is None:
             raise table_not_found(table, self.tables, for_item=True)
-        with self._order:
+        seconds = limits.checked_timeout(timeout)
+        with self._turn(limits.WRITER_WINDOW_ITEMS - 1, seconds, "create_item") as left:
             self._encode_item(number, table, priority, trajectory, _NAN)
             if self._confirm:
                 pending = self._push()
             else:
                 self._push_soon()
         if self._confirm:
-            return self._key_of(pending)
+            return self._key_of(pending, left, cancel=True)
         self._push_what_waits()
         return None
 
@@ -279,10 +296,10 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         self, t: int, table: str, key: int, trajectory: Any, timeout: float | None = None
     ) -> bool | int:
         """Gives the item of this key other data. False where it is gone."""
-        with self._order:
+        with self._turn(2**32 - 1, timeout, "replace_item") as left:
             self._encode_replacement(t, table, key, trajectory)
             pending = self._push(awaited=True)
-        return self._key_of(pending, timeout, cancel=True) is not None
+        return self._key_of(pending, left, cancel=True) is not None
 
     def insert_now(
         self,
@@ -379,9 +396,10 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         """Sends what there is; of `awaited`, the caller reads the answer."""
         stream = self._stream
         self._encode_run()
-        stream.in_flight += 0 if stream.empty else 1
         awaited = awaited or self._confirm
-        return stream.send(lambda pending: self._answered(pending, awaited), wait)
+        sent = stream.send(lambda pending: self._answered(pending, awaited), wait)
+        stream.count(0 if sent is None else 1)  # if it was answered already, back to what it was
+        return sent
 
     def _push_soon(self) -> None:
         """Sends at once while little is on its way; else what comes shares the next message."""
@@ -399,7 +417,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
     def _answered(self, pending: Pending, awaited: bool) -> None:
         """A message was answered, on the link's thread: remember what failed, send what waits."""
         stream = self._stream
-        stream.in_flight -= 1
+        stream.count(-1)
         if pending.error is not None:
             stream.fail(pending.error)
         elif not awaited:
@@ -426,8 +444,43 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
 
     # ------------------------------------------------------------------ waiting, episodes, closing
 
+    @contextmanager
+    def _turn(self, n: int, timeout_s: float | None, what: str) -> Iterator[float | None]:
+        """Holds the writer's order, for one message. Gives the seconds left.
+
+        With a timeout, no earlier message holds up the one that comes now: where one does to the
+        end, nothing is sent.
+
+        Args:
+            n: Items that may be held back at the server.
+            timeout_s: Seconds; None: the message waits in line.
+            what: The call.
+
+        Raises:
+            DeadlineExceededError: Earlier messages are not dealt with, or more items held back.
+        """
+        if timeout_s is None:
+            with self._order:
+                yield None
+            return
+        end, left = time.monotonic() + timeout_s, timeout_s
+        while True:
+            self._wait_for(n, left, what)
+            with self._order:
+                left = max(end - time.monotonic(), 0.0)
+                if self._stream.in_flight == 0:
+                    yield left
+                    return
+            if left == 0.0:
+                raise errors.DeadlineExceededError(
+                    f"{what} did not complete within the provided timeout of {timeout_s} s: other "
+                    "calls of this writer are at work. Nothing was changed."
+                )
+
     def _wait_for(self, n: int, timeout_s: float | None, what: str) -> None:
         """Waits until at most n items are held back at the server or on their way to it."""
+        if timeout_s is not None:
+            self._remote.link.wait_for_room(timeout_s)
         self.push()
         self._raise_remote()
         body = Writer()
