@@ -107,8 +107,9 @@ def test_items_have_the_structure_of_the_steps(client: reverb.Client) -> None:
     )
 
 
-def test_items_over_several_chunks_are_correct(client: reverb.Client) -> None:
-    with client.writer(50, chunk_length=3) as writer:
+@pytest.mark.parametrize("delta_encoded", [False, True])
+def test_items_over_several_chunks_are_correct(client: reverb.Client, delta_encoded: bool) -> None:
+    with client.writer(50, delta_encoded, chunk_length=3) as writer:
         for i in range(60):
             writer.append([i, np.full(1000, i)])
             if i >= 49:

@@ -176,7 +176,7 @@ def test_steps_whose_items_do_not_fit_the_window_end_at_their_deadline(
     config = reverb.structured.create_config({"x": step["x"][-1:]}, "queue")
     writer = client.structured_writer([config])
     written = 0
-    with pytest.raises(reverb.DeadlineExceededError, match="append did not complete|flush did not"):
+    with pytest.raises(reverb.DeadlineExceededError, match=r"(append|flush) did not complete"):
         while written <= 2 * limits.WRITER_WINDOW_ITEMS:
             writer.append({"x": float(written)}, timeout=seconds)
             written += 1

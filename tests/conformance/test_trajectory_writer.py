@@ -201,6 +201,57 @@ def test_configure_refuses_bad_numbers(
         writer.configure(("a",), num_keep_alive_refs=refs, max_chunk_length=length)
 
 
+def test_configuring_while_a_step_is_open_is_refused(make_client: MakeClient) -> None:
+    _, client = make_client([fifo_table()])
+    writer = client.trajectory_writer(num_keep_alive_refs=3)
+    writer.append({"a": 1, "b": 1}, partial_step=True)
+    with pytest.raises(RuntimeError, match="Flush must be called"):
+        writer.configure(("a",), num_keep_alive_refs=1, max_chunk_length=1)
+    writer.append({"c": 1})
+    writer.configure(("a",), num_keep_alive_refs=1, max_chunk_length=1)
+    for value in range(2, 6):
+        writer.append({"a": value, "b": value})
+    assert_keeps_one_and_three(client, writer)
+
+
+def test_a_new_configuration_changes_the_length_of_blocks(make_client: MakeClient) -> None:
+    server, client = make_client([fifo_table()])
+
+    def allocations(length: int) -> float:
+        """How many an item of 16 steps takes in blocks of so many."""
+        before = server.stats()["arena_allocations"]
+        writer = client.trajectory_writer(num_keep_alive_refs=16)
+        writer.append({"a": 0})
+        writer.flush()
+        writer.configure(("a",), num_keep_alive_refs=16, max_chunk_length=length)
+        for value in range(1, 17):
+            writer.append({"a": value})
+        writer.create_item(TABLE, 1.0, {"a": writer.history["a"][-16:]})
+        taken = server.stats()["arena_allocations"] - before
+        assert next_item(client)["a"].tolist() == list(range(1, 17))
+        writer.close()
+        return taken
+
+    assert allocations(2) - allocations(16) >= 6
+
+
+def test_values_are_read_from_blocks_that_are_open_and_that_are_closed(
+    make_client: MakeClient,
+) -> None:
+    _, client = make_client([fifo_table()])
+    writer = client.trajectory_writer(num_keep_alive_refs=9)
+    writer.configure(("a",), num_keep_alive_refs=9, max_chunk_length=4)
+    for value in range(6):
+        writer.append({"a": np.full(3, value, np.float32)})
+        # The newest is in a block that is being filled, the oldest in one that is full.
+        column = writer.history["a"]
+        assert column[-1].numpy().tolist() == [value] * 3
+        assert column[0].numpy().tolist() == [0] * 3
+        assert column[:].numpy()[:, 1].tolist() == list(range(value + 1))
+    writer.end_episode(clear_buffers=False)  # which ends the block too
+    assert writer.history["a"][[5, 0, 3]].numpy()[:, 2].tolist() == [5, 0, 3]
+
+
 # ------------------------------------------------------------------------------ sending
 
 
