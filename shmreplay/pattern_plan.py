@@ -22,7 +22,7 @@ import numpy.typing as npt
 from shmreplay import limits, tree
 from shmreplay.binding_support import as_array
 from shmreplay.errors import ReverbError, SignatureError, WriterStateError
-from shmreplay.patterns import ConditionProto, Config
+from shmreplay.patterns import ConditionProto, Config, named_fields
 
 __all__ = [
     "ConditionPlan",
@@ -87,6 +87,8 @@ class ConfigPlan(NamedTuple):
     conditions: tuple[ConditionPlan, ...]
     weight: float
     td_column: int
+    names: tuple[tuple[int, tree.Path], ...]
+    """Fields of a step by their flat index, and where the reference step has them, if known."""
 
 
 class StepWriter(Protocol):
@@ -135,6 +137,7 @@ def compile_config(config: Config) -> ConfigPlan:
         conditions=tuple(map(_compile_condition, config.conditions)),
         weight=priority.td_error.max_priority_weight if td else priority.constant_fn.value,
         td_column=priority.td_error.flat_source_index if td else -1,
+        names=tuple(named_fields(config)),
     )
 
 
@@ -161,7 +164,10 @@ def used_columns(plans: Sequence[ConfigPlan]) -> list[int]:
 
 
 def check_step(
-    flat: Sequence[tuple[tree.Path, Any]], known: Sequence[tree.Path] | None, used: Sequence[int]
+    flat: Sequence[tuple[tree.Path, Any]],
+    known: Sequence[tree.Path] | None,
+    used: Sequence[int],
+    plans: Sequence[ConfigPlan],
 ) -> None:
     """Refuses a step with other leaves than those before it.
 
@@ -169,6 +175,7 @@ def check_step(
         flat: Paths and leaves.
         known: Where the leaves of steps stand; None for the first.
         used: Leaves that the patterns name.
+        plans: What is made of the steps: the first step is compared with their reference steps.
 
     Raises:
         SignatureError: It has too many, too few or others.
@@ -181,8 +188,36 @@ def check_step(
             f"Flattened data has an unexpected length, got {len(flat)} but wanted {wanted}. Give "
             "every leaf in each step, None for those that it lacks."
         )
+    paths = [path for path, _ in flat]
     if known is not None:
-        check_places([path for path, _ in flat], known)
+        check_places(paths, known)
+    else:
+        check_names(paths, [plan.names for plan in plans])
+
+
+def check_names(
+    paths: Sequence[tree.Path], fields: Sequence[Sequence[tuple[int, tree.Path]]]
+) -> None:
+    """Refuses steps whose leaves have other names than those of a reference step.
+
+    Lists and tuples have no names, and go with any.
+
+    Args:
+        paths: Where the leaves stand.
+        fields: Of each config the indices of leaves, with where the reference step has them.
+
+    Raises:
+        SignatureError: One has another name; says which.
+    """
+    for index, wanted in (field for config in fields for field in config):
+        path = paths[index] if index < len(paths) else wanted
+        names, known = ([part for part in p if isinstance(part, str)] for p in (path, wanted))
+        if names and known and names != known:
+            raise SignatureError(
+                f"Got a step whose leaf {index} is at {path!r}; expected {wanted!r}, as in the "
+                "reference step of the pattern. Leaves are known by their place: make the reference"
+                " step of the structure that is appended."
+            )
 
 
 def check_places(paths: Sequence[tree.Path], known: Sequence[tree.Path]) -> None:
@@ -281,7 +316,7 @@ class PatternEvaluator:
     def append(self, data: Any, partial_step: bool, timeout: float | None = None) -> None:
         """See `StructuredWriter.append`."""
         flat = tree.flatten_with_path(data)
-        check_step(flat, self._paths, self._used)
+        check_step(flat, self._paths, self._used, self._plans)
         given = {i: flat[i][1] for i in self._used if flat[i][1] is not None}
         open_step = self._steps[-1] if self.step_is_open else {}
         for index, leaf in given.items():

@@ -10,7 +10,7 @@ import json
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from shmreplay import tree
 from shmreplay.errors import ArgumentTypeError, InvalidArgumentError
@@ -25,6 +25,7 @@ __all__ = [
     "Priority",
     "TDErrorPriority",
     "check_configs",
+    "named_fields",
     "reach_of",
 ]
 
@@ -37,6 +38,8 @@ class _Message:
     _ONE_OF: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Groups of fields of which at most one is set."""
     _present: set[str]
+    step_paths: tuple[tree.Path, ...] | None = None
+    """Where the leaves of the reference step stand that the message is of, if one is known."""
 
     def __init__(self, **fields: Any) -> None:
         """Takes the fields that are set."""
@@ -45,6 +48,11 @@ class _Message:
             object.__setattr__(self, name, kind())
         for name, value in fields.items():
             setattr(self, name, value)
+
+    def of_step(self, paths: tuple[tree.Path, ...]) -> Self:
+        """Notes the reference step, which is no field: messages are equal without it."""
+        object.__setattr__(self, "step_paths", paths)
+        return self
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets a field, and unsets those that stand for the same thing.
@@ -282,6 +290,22 @@ def check_configs(configs: Sequence[Config]) -> None:
         why = _why_invalid(config)
         if why is not None:
             raise InvalidArgumentError(f"Invalid configuration at position {position}: {why}")
+
+
+def named_fields(config: Config) -> list[tuple[int, tree.Path]]:
+    """The fields of a step that a config uses, each with where it stood in the reference step.
+
+    Those alone of which that is known.
+    """
+    used: list[PatternNode | ConditionProto | TDErrorPriority] = [*config.flat, *config.conditions]
+    used.append(config.priority.td_error)
+    return [
+        (message.flat_source_index, message.step_paths[message.flat_source_index])
+        for message in used
+        if message.step_paths is not None
+        and message.HasField("flat_source_index")
+        and 0 <= message.flat_source_index < len(message.step_paths)
+    ]
 
 
 def reach_of(configs: Sequence[Config]) -> int:

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from shmreplay import errors, tree
 from shmreplay._native import StructuredCore, WriterCore, logger
 from shmreplay.limits import checked_timeout_ms
-from shmreplay.pattern_plan import PatternEvaluator, StepWriter, compile_config
+from shmreplay.pattern_plan import PatternEvaluator, StepWriter, check_names, compile_config
 from shmreplay.patterns import (
     ConditionProto,
     Config,
@@ -34,6 +34,7 @@ from shmreplay.patterns import (
     Priority,
     TDErrorPriority,
     check_configs,
+    named_fields,
     reach_of,
 )
 from shmreplay.spec import TensorSpec, as_signature
@@ -179,8 +180,9 @@ class StructuredWriter(StructuredCore):
 class _ReferenceLeaf:
     """One field of a reference step."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, paths: tuple[tree.Path, ...]) -> None:
         self._index = index
+        self._paths = paths
 
     def __getitem__(self, key: int | slice) -> PatternNode:
         """Returns a column of a pattern: of one step (int) or of several (slice)."""
@@ -194,7 +196,7 @@ class _ReferenceLeaf:
         parts = {"start": key.start, "stop": key.stop, "step": key.step}
         node = PatternNode(**{name: v for name, v in parts.items() if v is not None})
         node.flat_source_index = self._index
-        return node
+        return node.of_step(self._paths)
 
     def __repr__(self) -> str:
         return f"<field {self._index} of a reference step>"
@@ -205,10 +207,16 @@ def create_reference_step(step_structure: Any) -> ReferenceStep:
 
     Args:
         step_structure: Like the data that is going to be appended; its leaves do not matter. Fields
-            are known by their place among the leaves.
+            are known by their place among the leaves; a writer whose first step has another name
+            there refuses it.
     """
-    count = len(tree.flatten(step_structure))
-    return tree.unflatten_as(step_structure, [_ReferenceLeaf(i) for i in range(count)])
+    paths = _paths_of(step_structure)
+    leaves = [_ReferenceLeaf(i, paths) for i in range(len(paths))]
+    return tree.unflatten_as(step_structure, leaves)
+
+
+def _paths_of(structure: Any) -> tuple[tree.Path, ...]:
+    return tuple(path for path, _ in tree.flatten_with_path(structure))
 
 
 def pattern_from_transform(step_structure: Any, transform: PatternTransform) -> Pattern:
@@ -289,11 +297,10 @@ def td_error(
         raise errors.ArgumentTypeError(
             f"get_field_from_step_fn must return one field of the step, got {field!r:.80}"
         )
-    return Priority(
-        td_error=TDErrorPriority(
-            max_priority_weight=max_priority_weight, flat_source_index=field._index
-        )
+    priority = TDErrorPriority(
+        max_priority_weight=max_priority_weight, flat_source_index=field._index
     )
+    return Priority(td_error=priority.of_step(field._paths))
 
 
 # ---------------------------------------------------------------- conditions
@@ -316,29 +323,34 @@ def _next_int(value: Any) -> int:
 class _Operand:
     """The left side of a comparison."""
 
-    def __init__(self, **left: Any) -> None:
+    def __init__(self, paths: tuple[tree.Path, ...] | None = None, **left: Any) -> None:
+        self._paths = paths
         self._left = left
 
+    def _made(self, **comparison: Any) -> ConditionProto:
+        condition = ConditionProto(**self._left, **comparison)
+        return condition if self._paths is None else condition.of_step(self._paths)
+
     def __eq__(self, value: int) -> ConditionProto:  # type: ignore[override]
-        return ConditionProto(**self._left, eq=value)
+        return self._made(eq=value)
 
     def __ne__(self, value: int) -> ConditionProto:  # type: ignore[override]
-        return ConditionProto(**self._left, eq=value, inverse=True)
+        return self._made(eq=value, inverse=True)
 
     def __ge__(self, value: int) -> ConditionProto:
-        return ConditionProto(**self._left, ge=value)
+        return self._made(ge=value)
 
     def __gt__(self, value: int) -> ConditionProto:
-        return ConditionProto(**self._left, ge=_next_int(value))
+        return self._made(ge=_next_int(value))
 
     def __lt__(self, value: int) -> ConditionProto:
-        return ConditionProto(**self._left, ge=value, inverse=True)
+        return self._made(ge=value, inverse=True)
 
     def __le__(self, value: int) -> ConditionProto:
-        return ConditionProto(**self._left, ge=_next_int(value), inverse=True)
+        return self._made(ge=_next_int(value), inverse=True)
 
     def __mod__(self, divisor: int) -> _Remainder:
-        return _Remainder(self._left, divisor)
+        return _Remainder(self, divisor)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -349,16 +361,16 @@ class _Operand:
 class _Remainder:
     """The left side of a comparison with a remainder."""
 
-    def __init__(self, left: dict[str, Any], divisor: int) -> None:
+    def __init__(self, left: _Operand, divisor: int) -> None:
         self._left = left
         self._divisor = divisor
 
     def __eq__(self, value: int) -> ConditionProto:  # type: ignore[override]
-        return ConditionProto(**self._left, mod_eq=ModuloEq(mod=self._divisor, eq=value))
+        return self._left._made(mod_eq=ModuloEq(mod=self._divisor, eq=value))
 
     def __ne__(self, value: int) -> ConditionProto:  # type: ignore[override]
         mod_eq = ModuloEq(mod=self._divisor, eq=value)
-        return ConditionProto(**self._left, mod_eq=mod_eq, inverse=True)
+        return self._left._made(mod_eq=mod_eq, inverse=True)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -396,10 +408,9 @@ class Condition:
         A comparison with a value that the step lacks, or that is of another type, is false. The
         remainder of a negative value is negative or 0.
         """
-        count = len(tree.flatten(step_structure))
-        return tree.unflatten_as(
-            step_structure, [_Operand(flat_source_index=i) for i in range(count)]
-        )
+        paths = _paths_of(step_structure)
+        leaves = [_Operand(paths, flat_source_index=i) for i in range(len(paths))]
+        return tree.unflatten_as(step_structure, leaves)
 
 
 # ---------------------------------------------------------------- signatures
@@ -418,6 +429,7 @@ def infer_signature(configs: Sequence[Config], step_spec: Any) -> Any:
 
     Raises:
         InvalidArgumentError: There are no configs, or they do not go together.
+        SignatureError: The fields of `step_spec` have other names than those of the reference step.
     """
     if not configs:
         raise errors.InvalidArgumentError("At least one config must be provided.")
@@ -433,7 +445,9 @@ def infer_signature(configs: Sequence[Config], step_spec: Any) -> Any:
             "All configs must target the same table but provided configs included "
             f"{', '.join(tables)}."
         )
-    step = tree.flatten(as_signature(step_spec))
+    signature = as_signature(step_spec)
+    check_names(_paths_of(signature), [named_fields(config) for config in configs])
+    step = tree.flatten(signature)
     paths = [path for path, _ in tree.flatten_with_path(structure)]
     merged = [
         _merged_spec(path, [_spec_of(config.flat[i], step, path) for config in configs])

@@ -241,7 +241,7 @@ cdef class StructuredCore:
     cdef bint append_new(self, object data) except -1:
         """A structure other than the last one, or new columns, or something wrong."""
         flat = flatten_with_path(data)
-        check_step(flat, self.paths, self.used)
+        check_step(flat, self.paths, self.used, self.configs)
         cdef list given = []   # positions among the used columns
         cdef Py_ssize_t i
         for i in range(len(self.used)):

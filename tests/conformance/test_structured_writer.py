@@ -397,6 +397,27 @@ def test_leaves_that_stand_elsewhere_than_before_are_refused(
     assert taken(client) == [[[1, 5], 6]]
 
 
+@pytest.mark.parametrize("first", [{"a": 1, "d": 2}, {"b": 1, "c": 2}, {"a": {"b": 1}, "c": 2}])
+def test_a_first_step_with_other_names_than_the_reference_step_is_refused(
+    client: reverb.Client, make_writer: Writers, first: Any
+) -> None:
+    reference = structured.create_reference_step(Pair(None, None))
+    by_pattern = config({"x": reference.a[-1], "y": reference.b[-1]})
+    places = structured.create_reference_step([None, None])
+    data = structured.Condition.data(Pair(None, None))
+    by_condition = config({"x": places[0][-1]}, data.a >= 0, data.b >= 0)
+    td = td_error(0.5, Pair(None, None), lambda step: step.b)
+    by_priority = config({"x": places[1][-1]}, priority=td)
+    for made in (by_pattern, by_condition, by_priority):
+        writer = make_writer(client, made)
+        with pytest.raises(reverb.errors.SignatureError, match="the reference step of the"):
+            writer.append(first)
+        writer.append({"a": 1, "b": 2})
+    spec = {name: reverb.TensorSpec((), np.int64) for name in first}
+    with pytest.raises(reverb.errors.SignatureError, match="the reference step of the"):
+        structured.infer_signature([by_pattern], spec)
+
+
 def test_a_step_may_be_one_leaf(client: reverb.Client, make_writer: Writers) -> None:
     write(make_writer(client, config(structured.create_reference_step(None)[-2:])), [1, 2, 3])
     assert first_columns(client) == [[1, 2], [2, 3]]
