@@ -6,31 +6,30 @@ import functools
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shmreplay import _native, address, errors, limits, live_table, tree
-from shmreplay.batches import SampleOutput, gather, item_arrays, item_views
-from shmreplay.binding_support import as_array
+from shmreplay import _native, address, errors, limits, live_table
+from shmreplay.batches import SampleOutput, item_arrays
 from shmreplay.compat import ignored_argument
-from shmreplay.connection import Connection, WaitLog, stopped
-from shmreplay.inserting import Inserter, check_priorities, checked_priorities
+from shmreplay.connection import Connection, stopped
+from shmreplay.drawing import Borrowed, Drawing
+from shmreplay.inserting import Inserter, batch_columns, check_priorities, checked_priorities
 from shmreplay.rate_limiters import RateLimiter
 from shmreplay.replay_sample import ItemInfo, ReplaySample, SampleInfo
 from shmreplay.reverb_types import TableInfo
-from shmreplay.sampler import Prefetched, Sampler
+from shmreplay.sampler import Sampler
 from shmreplay.spec import DTYPE_CODES
 from shmreplay.store import Store
 from shmreplay.structured_writer import Config, StructuredWriter
 from shmreplay.trajectory_writer import TrajectoryWriter, checked_keep_alive
 from shmreplay.writer import Writer
 
-__all__ = ["Borrowed", "Client"]
+__all__ = ["Client"]
 
 # Seconds that attaching to a store takes at most where its server is up.
 _ATTACH_S = 0.05
@@ -62,7 +61,7 @@ class Client:
         self._connection: Connection | None = None
         self._lock = threading.RLock()
         self._closed = False
-        self._stash: dict[int, deque[_native.Batch]] = {}
+        self._drawing: Drawing | None = None
         self._inserter: Inserter | None = None
 
     @property
@@ -103,7 +102,7 @@ class Client:
             # In a forked child: what was inherited belongs to the parent, the lock included.
             self._lock = threading.RLock()
             self._connection = None
-            self._stash = {}
+            self._drawing = None
             self._inserter = None
         made: Connection | None = None
         while True:
@@ -147,7 +146,7 @@ class Client:
             connection.close()
             raise stopped(self._server_address)
         self._connection = connection
-        self._stash = {}
+        self._drawing = None
         inserter, self._inserter = self._inserter, None
         if inserter is not None:
             inserter.close()
@@ -177,10 +176,12 @@ class Client:
             self._closed = True
             connection, self._connection = self._connection, None
             inserter, self._inserter = self._inserter, None
-            self._stash = {}
+            drawing, self._drawing = self._drawing, None
         if connection is not None and not connection.store.forked:
             if inserter is not None:
                 inserter.close()
+            if drawing is not None:
+                drawing.drop()
             connection.close()
 
     def __enter__(self) -> Client:
@@ -260,7 +261,7 @@ class Client:
         """
         connection, seconds = self._reach(timeout)
         number = connection.number(table)
-        columns, n = _batch_columns(data)
+        columns, n = batch_columns(data)
         if priorities is None:
             prio = np.full(n, math.nan)  # which the core takes for the largest seen
         else:
@@ -372,73 +373,18 @@ class Client:
 
     # ------------------------------------------------------------------ sampling
 
-    def _draw(
-        self,
-        connection: Connection,
-        number: int,
-        n: int,
-        timeout: float | None,
-        partial: _native.Batch | None = None,
-    ) -> _native.Batch:
-        """Draws and pins n items, of which `partial` has the first.
-
-        The batch owns a session, which goes back by `_finish`.
-        """
-        if partial is None:
-            partial = self._from_stash(connection, number, n)
-        session = connection.take_session() if partial is None else partial.owner
-        describe = connection.describe_wait(number, "sampling")
-        try:
-            return session.sample(number, n, timeout, describe, partial)
-        except BaseException:
-            begun, session.interrupted = session.interrupted, None
-            if begun is not None and len(begun) > 0:
-                self._keep(connection, number, begun)
-            else:
-                connection.give_session(session)
-            raise
-
-    def _from_stash(self, connection: Connection, number: int, n: int) -> _native.Batch | None:
-        """At most n items that an earlier call drew and could not deliver, in their order."""
-        if not self._stash:
-            return None
+    def _drawing_over(self, connection: Connection) -> Drawing:
+        """What draws over the connection: one for all calls of the client."""
+        drawing = self._drawing
+        if drawing is not None and drawing.connection is connection:
+            return drawing
         with self._lock:
-            waiting = self._stash.get(number)
-            if not waiting:
-                return None
-            if len(waiting[0]) > n:
-                return self._part_of(connection, waiting[0], n)
-            batch = waiting.popleft()
-            while waiting and len(batch) < n:
-                more = waiting[0]
-                if len(batch) + len(more) > n:
-                    more = self._part_of(connection, more, n - len(batch))
-                else:
-                    waiting.popleft()
-                batch.absorb(more)
-                connection.give_session(more.owner)
-            return batch
-
-    def _part_of(self, connection: Connection, batch: _native.Batch, n: int) -> _native.Batch:
-        """The first n items of a batch that has more, with a session of their own."""
-        session = connection.take_session()
-        try:
-            return batch.split(n, session)
-        except BaseException:
-            connection.give_session(session)
-            raise
-
-    def _keep(self, connection: Connection, number: int, batch: _native.Batch) -> None:
-        """A call that failed after drawing: where sampling consumes, nothing may be lost."""
-        if connection.consumes(number, batch):
-            with self._lock:
-                self._stash.setdefault(number, deque()).appendleft(batch)
-        else:
-            self._finish(connection, batch)
-
-    def _finish(self, connection: Connection, batch: _native.Batch) -> None:
-        batch.release()
-        connection.give_session(batch.owner)
+            drawing = self._drawing
+            if drawing is None or drawing.connection is not connection:
+                drawing = Drawing(connection)
+                if connection is self._connection:
+                    self._drawing = drawing
+            return drawing
 
     def sample(
         self,
@@ -489,14 +435,15 @@ class Client:
         for _ in range(n):
             connection = self._connected()
             number = connection.number(table)
-            batch = self._draw(connection, number, 1, timeout)
+            drawing = self._drawing_over(connection)
+            batch = drawing.draw(number, 1, timeout)
             try:
                 info = SampleInfo(*batch.info_of(0))
                 result = output.make(info, item_arrays(connection, batch, 0))
             except BaseException:
-                self._keep(connection, number, batch)
+                drawing.keep(number, batch)
                 raise
-            self._finish(connection, batch)
+            drawing.finish(batch)
             yield result
 
     def sample_batch(
@@ -529,68 +476,8 @@ class Client:
         n = checked_batch_size(batch_size)
         connection, seconds = self._reach(timeout)
         number = connection.number(table)
-        return self._delivered(connection, number, self._draw(connection, number, n, seconds), out)
-
-    def _delivered(
-        self, connection: Connection, number: int, batch: _native.Batch, out: Any
-    ) -> ReplaySample:
-        """The batch as arrays; its pins and its session are given back."""
-        try:
-            result = gather(connection, batch, out)
-        except BaseException:
-            self._keep(connection, number, batch)
-            raise
-        self._finish(connection, batch)
-        return result
-
-    def _draw_ahead(
-        self,
-        connection: Connection,
-        number: int,
-        n: int,
-        timeout: float | None,
-        ended: Callable[[], bool],
-    ) -> Prefetched | None:
-        """As `sample_batch`, but ends soon after `ended` says so, with what was drawn until then.
-
-        None: nothing was.
-        """
-        connection.check_open()
-        log = WaitLog(connection.describe_wait(number, "a sampler"))
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        batch: _native.Batch | None = None
-        while True:
-            left = max(min(end - time.monotonic(), limits.WAIT_SLICE_MS / 1000), 0.0)
-            try:
-                batch = self._draw(connection, number, n, left, batch)
-            except errors.DeadlineExceededError:
-                if ended():
-                    return None
-                if time.monotonic() >= end:
-                    describe = connection.describe_wait(number, "sampling")
-                    raise errors.DeadlineExceededError(
-                        f"no sample within {timeout} s: {describe()}"
-                    ) from None
-                log.tick()
-                continue
-            if len(batch) == n or ended() or time.monotonic() >= end:
-                return self._prefetched(connection, number, batch)
-            log.tick()
-
-    def _prefetched(self, connection: Connection, number: int, batch: _native.Batch) -> Prefetched:
-        """A gathered batch. Where sampling consumes, it stays pinned until it is delivered."""
-        if not connection.consumes(number, batch):
-            return Prefetched(self._delivered(connection, number, batch, None), _nothing, _nothing)
-        try:
-            sample = gather(connection, batch, None)
-        except BaseException:
-            self._keep(connection, number, batch)
-            raise
-        return Prefetched(
-            sample,
-            lambda: self._finish(connection, batch),
-            lambda: self._keep(connection, number, batch),
-        )
+        drawing = self._drawing_over(connection)
+        return drawing.delivered(number, drawing.draw(number, n, seconds), out)
 
     def borrow(self, table: str, n: int = 1, timeout: float | None = None) -> Borrowed:
         """Samples n items without copying: a context manager that gives read-only views.
@@ -617,7 +504,7 @@ class Client:
         number = connection.number(table)
 
         def draw() -> _native.Batch:
-            return self._draw(connection, number, count, seconds)
+            return self._drawing_over(connection).draw(number, count, seconds)
 
         return Borrowed(connection, draw)
 
@@ -642,9 +529,8 @@ class Client:
         if connection.make_sampler is not None:
             sampler: Sampler = connection.make_sampler(self, table, n, prefetch, seconds)
             return sampler
-        return Sampler(
-            lambda ended: self._draw_ahead(connection, number, n, seconds, ended), prefetch
-        )
+        drawing = self._drawing_over(connection)
+        return Sampler(lambda ended: drawing.draw_ahead(number, n, seconds, ended), prefetch)
 
     # ------------------------------------------------------------------ changing by key
 
@@ -786,14 +672,7 @@ class Client:
             session.reset(number, seconds)
         finally:
             connection.give_session(session)
-        self._forget_stash(connection, number)
-
-    def _forget_stash(self, connection: Connection, number: int) -> None:
-        """The table was emptied: nobody gets what was drawn before."""
-        with self._lock:
-            undelivered = self._stash.pop(number, ())
-        for batch in undelivered:
-            self._finish(connection, batch)
+        self._drawing_over(connection).forget(number)
 
     # ------------------------------------------------------------------ looking
 
@@ -915,40 +794,6 @@ class Client:
         connection.check(None if table is None else connection.number(table))
 
 
-class Borrowed:
-    """Context manager of `Client.borrow`."""
-
-    def __init__(self, connection: Connection, draw: Callable[[], _native.Batch]) -> None:
-        """See `Client.borrow`."""
-        self._connection = connection
-        self._draw = draw
-        self._batch: _native.Batch | None = None
-
-    def __enter__(self) -> list[ReplaySample]:
-        """Draws and pins the items."""
-        batch = self._draw()
-        # From here on the pins go, and the session comes back, when the last view is gone.
-        batch.lend(self._connection.idle)
-        self._batch = batch
-        return [
-            ReplaySample(SampleInfo(*batch.info_of(i)), item_views(self._connection, batch, i))
-            for i in range(len(batch))
-        ]
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Lets go: the pins end with the last view."""
-        self._batch = None
-
-
-def _nothing() -> None:
-    """Delivering or dropping a copy of items that are still in their table asks for nothing."""
-
-
 def checked_batch_size(value: Any) -> int:
     """A number of items to sample.
 
@@ -989,57 +834,3 @@ def checked_keys(keys: Any) -> npt.NDArray[np.uint64]:
             f"keys must not be negative, got {int(array.min())}; take them from info.key"
         )
     return np.ascontiguousarray(array, np.uint64)
-
-
-def _batch_columns(data: Any) -> tuple[list[npt.NDArray[Any]], int]:
-    usual = type(data) is dict and 0 < len(data) <= limits.MAX_COLUMNS
-    if usual and set(map(type, data)) == {str} and all(map(_is_plain, data.values())):
-        columns = [data[key] for key in sorted(data)]
-        n = len(columns[0])
-        if all(len(c) == n for c in columns):
-            return columns, n
-    return _batch_columns_of_any(data)
-
-
-def _is_plain(leaf: Any) -> bool:
-    """Can the leaf be taken as it is?"""
-    return (
-        type(leaf) is np.ndarray
-        and leaf.dtype in DTYPE_CODES
-        and leaf.dtype.isnative
-        and leaf.flags.c_contiguous
-        and 0 < leaf.ndim <= limits.MAX_SPEC_DIMS
-    )
-
-
-def _batch_columns_of_any(data: Any) -> tuple[list[npt.NDArray[Any]], int]:
-    flat = tree.flatten_with_path(data)
-    if not flat:
-        raise errors.InvalidArgumentError(
-            f"data has no leaves: {data!r}; expected at least one array. Give a column."
-        )
-    if len(flat) > limits.MAX_COLUMNS:
-        raise errors.SignatureError(
-            f"data has {len(flat)} leaves; at most {limits.MAX_COLUMNS} columns make an item. "
-            "Stack small columns into one."
-        )
-    columns = []
-    for path, leaf in flat:
-        if leaf is None:
-            raise errors.ArgumentTypeError(
-                f"data at {path} is None; expected an array. Leave the column out of the structure."
-            )
-        columns.append(as_array(leaf, path, limits.MAX_SPEC_DIMS))
-    for (path, _), column in zip(flat, columns, strict=True):
-        if column.ndim == 0:
-            raise errors.SignatureError(
-                f"data at {path} is a scalar; expected an array [N, ...]. Use insert() for one "
-                "item."
-            )
-        if len(column) != len(columns[0]):
-            raise errors.SignatureError(
-                f"data at {path} has {len(column)} rows, but {flat[0][0]} has {len(columns[0])}; "
-                "every array must have the same leading axis N. Give a row of each column for "
-                "each item."
-            )
-    return columns, len(columns[0])

@@ -18,7 +18,7 @@ from shmreplay.item_schema import Leaf
 from shmreplay.spec import DTYPE_CODES
 from shmreplay.trajectory_writer import TrajectoryWriter
 
-__all__ = ["Inserter", "check_priorities", "checked_priorities"]
+__all__ = ["Inserter", "batch_columns", "check_priorities", "checked_priorities"]
 
 _Target = tuple[int, str, float]
 """(number of the table, its name, priority: NaN for the largest that it has seen)."""
@@ -271,3 +271,64 @@ def check_priorities(
     connection.give_session(session)
     if bad >= 0:
         raise bad_priority(table, float(values[bad]))
+
+
+def batch_columns(data: Any) -> tuple[list[npt.NDArray[Any]], int]:
+    """The columns of a batch of items, C-contiguous, and how many rows each of them has.
+
+    Raises:
+        InvalidArgumentError: There are none.
+        ArgumentTypeError: One is None, or of a type that cannot be stored.
+        SignatureError: There are too many, or they differ in their number of rows.
+    """
+    usual = type(data) is dict and 0 < len(data) <= limits.MAX_COLUMNS
+    if usual and set(map(type, data)) == {str} and all(map(_is_plain, data.values())):
+        columns = [data[key] for key in sorted(data)]
+        n = len(columns[0])
+        if all(len(c) == n for c in columns):
+            return columns, n
+    return _batch_columns_of_any(data)
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Can the leaf be taken as it is?"""
+    return (
+        type(leaf) is np.ndarray
+        and leaf.dtype in DTYPE_CODES
+        and leaf.dtype.isnative
+        and leaf.flags.c_contiguous
+        and 0 < leaf.ndim <= limits.MAX_SPEC_DIMS
+    )
+
+
+def _batch_columns_of_any(data: Any) -> tuple[list[npt.NDArray[Any]], int]:
+    flat = tree.flatten_with_path(data)
+    if not flat:
+        raise errors.InvalidArgumentError(
+            f"data has no leaves: {data!r}; expected at least one array. Give a column."
+        )
+    if len(flat) > limits.MAX_COLUMNS:
+        raise errors.SignatureError(
+            f"data has {len(flat)} leaves; at most {limits.MAX_COLUMNS} columns make an item. "
+            "Stack small columns into one."
+        )
+    columns = []
+    for path, leaf in flat:
+        if leaf is None:
+            raise errors.ArgumentTypeError(
+                f"data at {path} is None; expected an array. Leave the column out of the structure."
+            )
+        columns.append(as_array(leaf, path, limits.MAX_SPEC_DIMS))
+    for (path, _), column in zip(flat, columns, strict=True):
+        if column.ndim == 0:
+            raise errors.SignatureError(
+                f"data at {path} is a scalar; expected an array [N, ...]. Use insert() for one "
+                "item."
+            )
+        if len(column) != len(columns[0]):
+            raise errors.SignatureError(
+                f"data at {path} has {len(column)} rows, but {flat[0][0]} has {len(columns[0])}; "
+                "every array must have the same leading axis N. Give a row of each column for "
+                "each item."
+            )
+    return columns, len(columns[0])

@@ -46,7 +46,7 @@ LAYERS = [
     {"overview"},
     {"address", "connection"},
     {"batches", "sampler", "shard_batch", "trajectory_writer"},
-    {"inserting", "live_table", "structured_writer", "writer"},
+    {"drawing", "inserting", "live_table", "structured_writer", "writer"},
     {"client", "structured", "pattern_stream", "extension_thread", "checkpoint_thread"},
     {"checkpoint_restore"},
     {"bridge"},

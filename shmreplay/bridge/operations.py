@@ -46,6 +46,7 @@ class Operations:
         """Attaches to the store at `'shm://NAME'`."""
         self._client = Client(address)
         self.connection: Connection = self._client._connected()
+        self._drawing = self._client._drawing_over(self.connection)
         self._native = self.connection.native
         # What takes long: walking all invariants of a store, writing it to disk, emptying a large
         # table.
@@ -88,11 +89,11 @@ class Operations:
 
     def put_back(self, number: int, batch: _native.Batch) -> None:
         """Items that were drawn and that nobody got: the next to sample gets them, in order."""
-        self._client._keep(self.connection, number, batch)
+        self._drawing.keep(number, batch)
 
     def delivered(self, batch: _native.Batch) -> None:
         """Items that their client has."""
-        self._client._finish(self.connection, batch)
+        self._drawing.finish(batch)
 
     def consumes(self, number: int) -> bool:
         """Whether what is sampled is not sampled again."""
@@ -125,7 +126,7 @@ class Operations:
                 # What an attempt that fails had drawn is put back by the attempt.
                 drawn, batch = batch, None
                 try:
-                    batch = self._client._draw(self.connection, number, n, 0.0, drawn)
+                    batch = self._drawing.draw(number, n, 0.0, drawn)
                 except errors.DeadlineExceededError:
                     pass
                 if batch is not None and len(batch) == n:
@@ -336,7 +337,7 @@ class Operations:
             native.reset(number, 0.0)
         finally:
             self.connection.give_session(native)
-        self._client._forget_stash(self.connection, number)
+        self._drawing.forget(number)
 
     def _configure(self, session: Session, reader: Reader, task: Task) -> Work:
         number, _ = self._table(reader)

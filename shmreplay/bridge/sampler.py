@@ -42,10 +42,11 @@ class RemoteSampler(Sampler):
             if self._ahead.closed:
                 return None
             connection, number = self._connect()
-            stashed: Any = self._client._from_stash(connection, number, self._n)
+            drawing = self._client._drawing_over(connection)
+            stashed: Any = drawing.from_stash(number, self._n)
             if stashed is not None:
-                batch = self._client._draw(connection, number, self._n, self._timeout, stashed)
-                return self._client._prefetched(connection, number, batch)
+                batch = drawing.draw(number, self._n, self._timeout, stashed)
+                return drawing.prefetched(number, batch)
             session = self._session
             assert session is not None
             while len(self._asked) < max(self._prefetch, 1):
@@ -63,7 +64,7 @@ class RemoteSampler(Sampler):
                     f"no sample within {self._timeout} s:"
                     f" {connection.describe_wait(number, 'sampling')()}"
                 ) from None
-            return self._client._prefetched(connection, number, drawn)
+            return drawing.prefetched(number, drawn)
 
     def _in_time(self, pending: Pending) -> bool:
         if self._timeout is None:
@@ -98,7 +99,7 @@ class RemoteSampler(Sampler):
             number = connection.number(self._table)
             drawn: list[Any] = [session.drawn_nevertheless(number, pending) for pending in asked]
             return [
-                self._client._prefetched(connection, number, batch)
+                self._client._drawing_over(connection).prefetched(number, batch)
                 for batch in drawn
                 if batch is not None and len(batch)
             ]

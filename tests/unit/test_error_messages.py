@@ -33,6 +33,7 @@ PUBLIC: Final = (
     "checkpointers",
     "client",
     "connection",
+    "drawing",
     "extensions",
     "inserting",
     "limits",
@@ -562,7 +563,7 @@ REMEDY: Final = re.compile(
 # texts by module, with the reason.
 OTHERWISE: Final = {
     ("*", "{e}"): "passes on the message of another error",
-    ("client", "no sample within"): "describe() says what it waits for and what would end it",
+    ("drawing", "no sample within"): "describe() says what it waits for and what would end it",
     ("client", "ServerInfo call did not"): "passes on the message of what was waited for",
     ("checkpointers", "Got {name}"): "what is expected is what to give",
     ("checkpointers", "Got group"): "what is expected is what to give",
