@@ -19,6 +19,7 @@ if str(ROOT) not in sys.path:
 from bench import __main__ as command  # noqa: E402
 from bench import (  # noqa: E402
     batch_insert,
+    capacity_model,
     import_time,
     paper,
     peers,
@@ -628,6 +629,85 @@ class TestPaper:
         assert "insert: fair" in report.as_text(bench, [])
         document = json.loads((tmp_path / "partial.json").read_text())
         assert document["quantities"][0]["values"] == [1.0, 3.0, 2.0]
+
+
+class TestCapacityModel:
+    COSTS = capacity_model.Costs(1.4, 0.02, 0.06, 64.0, 10.0)
+
+    def test_one_writer_takes_what_its_parts_take(self) -> None:
+        assert capacity_model.simulate(self.COSTS, 1, 2) == pytest.approx(1 / 1.48, rel=0.01)
+
+    def test_two_writers_on_two_stripes_nearly_double(self) -> None:
+        one = capacity_model.simulate(self.COSTS, 1, 2)
+        two = capacity_model.simulate(self.COSTS, 2, 2)
+        assert 1.8 < two / one < 2.0
+        assert capacity_model.simulate(self.COSTS, 2, 2) == two
+
+    def test_many_writers_are_held_by_the_lock_that_all_take(self) -> None:
+        many = capacity_model.simulate(self.COSTS, 192, 16)
+        assert many == pytest.approx(1 / (0.02 + capacity_model.LINE_TRANSFER), rel=0.02)
+        assert capacity_model.machine(self.COSTS, 192).insert_limit == "the limiter's lock"
+        assert capacity_model.machine(self.COSTS, 2).insert_limit == "the cores"
+
+    def test_a_stripe_that_all_share_holds_them_all(self) -> None:
+        slow = capacity_model.Costs(1.0, 0.0, 1.0, 64.0, 10.0)
+        free = capacity_model.simulate(slow, 16, 1, transfer=0.0)
+        assert free == pytest.approx(1.0, rel=0.02)
+        assert capacity_model.simulate(slow, 16, 16, transfer=0.0) > 7.5
+
+    def test_more_hosts_add_nothing_to_one_server_but_servers_do(self) -> None:
+        ten, many = (capacity_model.hosts(self.COSTS, count, 64) for count in (10, 1000))
+        assert ten.inserts == many.inserts == pytest.approx(0.1)
+        assert ten.insert_limit == "the bridge's process (one core)"
+        spread = capacity_model.sharded(self.COSTS, 10, 64)
+        assert spread.inserts == 10 * capacity_model.machine(self.COSTS, 64).inserts
+
+    def document(self, two_writers: float) -> dict[str, object]:
+        """Returns a run with the figures that the model reads, in microseconds a call."""
+        writer = capacity_model.WRITER_CASE
+        rows = [
+            ("scaling", writer, "shmreplay, 1 writer", 1.5),
+            ("scaling", writer, "shmreplay, 2 writers", two_writers),
+            ("scaling", writer, "numpy ring of its own, 1 process", 3.0),
+            ("scaling", writer, "numpy ring of its own, 2 processes", 1.5),
+            ("crash_safety", "insert, the core alone", "shmreplay", 0.2),
+            ("uniform_sample", "200k items", "shmreplay sample_batch", 64.0),
+            (
+                "bridge",
+                "insert 64 of 400 B, one by one",
+                "shmreplay, item by item, confirmed together",
+                640.0,
+            ),
+        ]
+        keys = ("question", "case", "contender")
+        return {
+            "figures": [
+                {**dict(zip(keys, row, strict=False)), "microseconds_per_call": {"median": row[3]}}
+                for row in rows
+            ]
+        }
+
+    def test_costs_are_those_of_the_run_and_the_check_meets_them(self) -> None:
+        document = self.document(0.8)
+        costs = capacity_model.costs_of(document)
+        assert (costs.insert, costs.bridge) == pytest.approx((1.5, 10.0))
+        assert (costs.limiter, costs.stripe) == pytest.approx((0.03, 0.09))
+        (_, one, measured_one), (_, two, measured_two) = capacity_model.check(document, costs)
+        assert one == pytest.approx(measured_one, rel=0.01)
+        assert two == pytest.approx(measured_two, rel=0.1)
+
+    def test_the_command_prints_check_and_set_ups(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "run.json"
+        path.write_text(json.dumps(self.document(0.8)))
+        assert capacity_model.main([str(path)]) == 0
+        printed = capsys.readouterr().out
+        for line in ("shmreplay, 2 writers", "one machine of 192 cores", "clients on 1000 hosts"):
+            assert line in printed
+        path.write_text(json.dumps({"figures": []}))
+        assert capacity_model.main([str(path)]) == 1
+        assert "run python -m bench first" in capsys.readouterr().err
 
 
 class TestPeers:
