@@ -156,7 +156,8 @@ class Dispatcher:
             case Kind.PING:
                 for _ in range(reader.count(limits.BRIDGE_REQUESTS, "answers")):
                     self._forget_answer(session, reader.u64())
-                session.receipts.caught_up()
+                if reader.u8():
+                    session.receipts.caught_up()
                 self._send(session, protocol.encode(Kind.PONG, Writer()))
             case Kind.RELEASE:
                 self._release(session, reader.u64())

@@ -83,6 +83,8 @@ class LinkThread:
         self._bytes = 0
         self._bytes_open = 0
         self._answered: list[int] = []
+        # Of the outbox, how many requests from the front on the server may have known before.
+        self._behind = 0
         self._sequence = 0
         self._tokens = 0
         self._logs: dict[int, WriterLog] = {}
@@ -276,6 +278,7 @@ class LinkThread:
                 self._send_request(entry)
 
     def _number_it(self, pending: Pending) -> None:
+        self._behind = max(self._behind - 1, 0)
         self._sequence += 1
         pending.sequence = self._sequence
         self._open[pending.sequence] = pending
@@ -295,9 +298,11 @@ class LinkThread:
         with self._changed:
             answered = [number for number in self._answered if number > ack]
             self._answered.clear()
+            caught_up = self._behind == 0
         body.u32(len(answered))
         for number in answered:
             body.u64(number)
+        body.u8(1 if caught_up else 0)
         return protocol.encode(Kind.PING, body, ack=ack)
 
     # ------------------------------------------------------------------ receiving
@@ -398,7 +403,8 @@ class LinkThread:
         again += [p for p in waiting if id(p) not in said and not p.again]
         for pending in again:
             pending.sequence = 0
-        self._waiting, self._bytes_open = len(again), 0
+        self._behind = self._waiting = len(again)
+        self._bytes_open = 0
         self._bytes = sum(pending.nbytes for pending in again)
         _log.warning(
             "%s: another process serves the store now; %d messages are sent again",

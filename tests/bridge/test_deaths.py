@@ -16,6 +16,7 @@ import pytest
 
 import shmreplay as reverb
 from shmreplay import errors
+from shmreplay.bridge import link_thread
 from tests.bridge.killed import DEADLINE, TABLE, KilledServer, Killer, in_order
 from tests.bridge.proxy import Proxy
 from tests.bridge.test_faults import WAYS
@@ -177,6 +178,37 @@ def test_a_reset_is_not_repeated(killed: Callable[..., KilledServer]) -> None:
         resetting.join(DEADLINE)
         assert not resetting.is_alive()
     assert ids_in(server.name) == [5, 6, 7]
+
+
+def test_a_batch_is_not_repeated_that_is_said_again_after_much_else(
+    killed: Callable[..., KilledServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the store remembers of a batch stays until it was said again, however long that takes:
+    signs of life that come before it do not mean that there is no more to say."""
+    monkeypatch.setattr(link_thread, "_MOST_SENT", 4)
+    monkeypatch.setattr(link_thread, "_SAY_AFTER", 2)
+    server = killed()
+    with ExitStack() as stack:
+        proxy = Proxy(server.port)
+        stack.callback(proxy.close)
+        client = connect(proxy.port, stack)
+        writer = client.trajectory_writer(60)
+        for i in range(50):
+            writer.append({"id": i})
+            writer.create_item(TABLE, 1.0, {"id": writer.history["id"][-1]})
+        proxy.hold_answers()
+        batch = {"id": np.arange(50, 60)}
+        inserting = threading.Thread(target=lambda: client.insert_batch(TABLE, batch))
+        inserting.start()
+        with reverb.Client(f"shm://{server.name}") as local:
+            while local.server_info()[TABLE].current_size < 60:
+                time.sleep(0.002)
+        server.kill()
+        proxy.let_go()
+        server.start()
+        inserting.join(DEADLINE)
+        assert not inserting.is_alive()
+    assert ids_in(server.name) == list(range(60))
 
 
 def test_a_store_that_is_new_knows_nobody(

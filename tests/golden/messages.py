@@ -193,7 +193,7 @@ def messages() -> dict[str, list[bytes]]:
         "configure": (Kind.CONFIGURE, configure(), 16),
         "writer_open_again": (Kind.WRITER_OPEN, numbers(("u32", 2), ("u32", 8), ("u8", 1)), 17),
         "write_replacement": (Kind.WRITE, write_replacement(), 18),
-        "ping": (Kind.PING, numbers(("u32", 1), ("u64", 9)), 0),
+        "ping": (Kind.PING, numbers(("u32", 1), ("u64", 9), ("u8", 1)), 0),
         "release": (Kind.RELEASE, numbers(("u64", 6)), 0),
         "cancel": (Kind.CANCEL, numbers(("u64", 6)), 0),
         "failure": (Kind.FAILURE, failure(), 4),
