@@ -678,7 +678,7 @@ def check_bytes(max_bytes: int) -> None:
     """
     if not 0 <= max_bytes <= MAX_BYTES:
         raise InvalidArgumentError(
-            f"Got max_bytes {max_bytes}; expected 0 to {MAX_BYTES}, where 0 is no bound."
+            f"Got max_bytes {max_bytes}; expected 0 to {MAX_BYTES}. Give 0 for no bound."
         )
 
 
