@@ -269,7 +269,8 @@ def report(document: dict[str, Any]) -> str:
         (
             f"An insert costs {costs.insert:.2f} us: {costs.outside:.2f} outside the locks, "
             f"{costs.limiter:.3f} under the limiter's, {costs.stripe:.3f} under a stripe's. "
-            f"A batch of 256 costs {costs.sample:.0f} us, an item over the bridge {costs.bridge:.1f}."
+            f"A batch of 256 costs {costs.sample:.0f} us, "
+            f"an item over the bridge {costs.bridge:.1f}."
         ),
         "",
         "| point | simulated | measured | ratio |",
