@@ -381,8 +381,8 @@ def _checked_workers(value: Any) -> int:
     workers = limits.checked_int("bridge_workers", value)
     if not 0 <= workers <= limits.BRIDGE_PROCESSES:
         raise errors.InvalidArgumentError(
-            f"Got bridge_workers {value}; expected 0 to {limits.BRIDGE_PROCESSES}. Give the number of"
-            " processes that serve remote clients; 0: a thread of this process does."
+            f"Got bridge_workers {value}; expected 0 to {limits.BRIDGE_PROCESSES}. Give the number"
+            " of processes that serve remote clients; 0: a thread of this process does."
         )
     return workers
 
