@@ -144,7 +144,7 @@ def _name_of(path: str) -> str:
     if name is None:
         raise errors.StoreNotFoundError(
             f"Got {path!r}, where user {os.geteuid()} has no store; expected the path of one that a"
-            f" server of this machine serves. Give one of them, or start the server first; there are"
+            f" server of this machine serves. Give one of them, or start its server; there are"
             f" {', '.join(map(repr, store_names())) or 'none'}."
         )
     return name
