@@ -26,6 +26,9 @@ __all__ = ["ElementSpec", "NumpyTimestepDataset", "NumpyTrajectoryDataset", "ele
 # Seconds of the longest slice of the wait for a server.
 _LONGEST_CONNECT_S = 2.0
 
+# Items of so many different lengths are not looked at anew.
+_ACCEPTED_KINDS = 256
+
 _Self = TypeVar("_Self", bound="FromTableSignature")
 
 
@@ -161,6 +164,8 @@ class NumpyTrajectoryDataset(FromTableSignature):
         self._table = table
         self._specs = element_specs(dtypes, shapes)
         self._flat_specs: list[ElementSpec] = tree.flatten(self._specs)
+        self._keys = tree.keys_of_flat_dict(self._specs)
+        self._accepted: set[tuple[Any, ...]] = set()  # dtypes and shapes that were looked at
         self._timeout = None if rate_limiter_timeout_ms < 0 else rate_limiter_timeout_ms / 1000
         self._max_samples = sys.maxsize if max_samples == -1 else max_samples
 
@@ -238,9 +243,17 @@ class NumpyTrajectoryDataset(FromTableSignature):
             dt.type(value) for dt, value in zip(INFO_DTYPES, item.info, strict=True)
         ]
         values.append(item.info.inserted_ns)
-        return ReplaySample(SampleInfo(*values), tree.unflatten_as(self._specs, item.data))
+        return ReplaySample(SampleInfo(*values), self._pack(item.data))
+
+    def _pack(self, leaves: list[Any]) -> Any:
+        if self._keys is not None:
+            return dict(zip(self._keys, leaves, strict=True))
+        return tree.unflatten_as(self._specs, leaves)
 
     def _check(self, leaves: Sequence[Any]) -> None:
+        kind = tuple([(leaf.dtype, leaf.shape) for leaf in leaves])
+        if kind in self._accepted:
+            return
         if len(leaves) != len(self._flat_specs):
             raise errors.InvalidArgumentError(
                 f"Got an item of {len(leaves)} columns from table {self._table!r}; the dataset "
@@ -253,6 +266,8 @@ class NumpyTrajectoryDataset(FromTableSignature):
                     f"'{self._table}'. The dataset expects {spec}, the item has "
                     f"{ElementSpec(leaf.dtype, leaf.shape)}."
                 )
+        if len(self._accepted) < _ACCEPTED_KINDS:
+            self._accepted.add(kind)
 
     def _check_signature(self, infos: dict[str, TableInfo]) -> None:
         """Compares with the table's signature, so that an iteration fails at once if it must."""

@@ -34,8 +34,7 @@ class ItemSchema:
         """Takes a structure with anything as leaves, and a column for each leaf in order."""
         self.structure = structure
         self.columns = list(columns)
-        flat = type(structure) is dict and not any(tree.is_nested(v) for v in structure.values())
-        self._keys: list[Any] | None = sorted(structure) if flat else None
+        self._keys = tree.keys_of_flat_dict(structure)
         self.plan = _native.StackPlan(self.columns)
 
     def is_like(self, other: Any) -> bool:
