@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -64,7 +65,7 @@ class Saved(NamedTuple):
     path: str
     items: int
     data_bytes: int
-    """Bytes of steps that its items need."""
+    """Bytes of steps that its items need, as they are stored."""
     new_bytes: int
     """Of these, those that were written now."""
     held_s: float
@@ -117,12 +118,12 @@ _BLOCK_KIND: Final = 1
 class _Objects:
     """What the items refer to, copied while it is held; and blocks put in order of their making."""
 
-    def __init__(self, image: _Image) -> None:
+    def __init__(self, image: _Image, session: _native.Session) -> None:
         native, refs = image.native, image.refs()
         kinds, offs = refs & _KIND_MASK, refs & ~_KIND_MASK
         self.traj_offs = np.unique(offs[kinds != _BLOCK_KIND])
         self.trajs = np.empty(len(self.traj_offs), TRAJECTORY)
-        _native.image_heads(native, self.traj_offs, self.trajs, False)
+        _native.image_traj_heads(native, self.traj_offs, self.trajs)
         total = {
             name: int(self.trajs[name].sum(dtype=np.uint64)) for name in TRAJECTORY.fields or ()
         }
@@ -132,13 +133,13 @@ class _Objects:
         _native.image_trajs(native, self.traj_offs, self.trajs, of_trajs, self.cols, self.segs)
 
         offs = np.unique(np.concatenate((offs[kinds == _BLOCK_KIND], of_trajs)))
-        blocks = np.empty(len(offs), BLOCK)
-        _native.image_heads(native, offs, blocks, True)
+        blocks, rows = np.empty(len(offs), BLOCK), np.empty(len(offs), np.uint64)
+        _native.image_block_heads(session, offs, blocks, rows)
         self._rank = np.empty(len(offs), np.uint32)
         order = np.argsort(blocks["uid"], kind="stable")
         self._rank[order] = np.arange(len(offs), dtype=np.uint32)
         self._sorted_offs = offs
-        self.block_offs, self.blocks = offs[order], blocks[order]
+        self.block_offs, self.block_rows, self.blocks = offs[order], rows[order], blocks[order]
         self.traj_blocks = self.block_numbers(of_trajs)
         self.row_bytes = np.empty(int(self.blocks["columns"].sum(dtype=np.uint64)), np.uint64)
         self.runs = np.empty(int(self.blocks["runs"].sum(dtype=np.uint64)), RUN)
@@ -243,7 +244,9 @@ class _Data:
             first = end
 
     def _write_file(self, native: _native.Store, numbers: Array) -> None:
-        offs, heads = self._objects.block_offs[numbers], self._objects.blocks[numbers]
+        objects = self._objects
+        offs, heads = objects.block_offs[numbers], objects.blocks[numbers]
+        rows = objects.block_rows[numbers]
         at = np.zeros(2, np.uint64)
         buffer = np.empty(_BUFFER_BYTES, np.uint8)
         name, size, sums = checkpoint_files.data_name(), 0, []
@@ -257,7 +260,7 @@ class _Data:
                         " capacity, or a smaller max_size, so that what is replaced while a"
                         " checkpoint is written has room beside what replaces it."
                     )
-                got = _native.image_rows(native, offs, heads, at, buffer)
+                got = _native.image_rows(native, offs, rows, heads, at, buffer)
                 data = buffer.data[:got]
                 sums += sum_of_chunks(data)
                 write_all(fd, data)
@@ -291,9 +294,12 @@ def _claim(native: _native.Store, reclaim: Callable[[], int]) -> None:
 class _Copier(threading.Thread):
     """Reads and writes what is held, with less claim to the processors than the rest of us."""
 
-    def __init__(self, image: _Image, directory: str, last: _Last | None) -> None:
+    def __init__(
+        self, image: _Image, session: _native.Session, directory: str, last: _Last | None
+    ) -> None:
         super().__init__(name="shmreplay-checkpoint", daemon=True)
         self._image = image
+        self._session = session
         self._directory = directory
         self._last = last
         self.failure: BaseException | None = None
@@ -304,7 +310,7 @@ class _Copier(threading.Thread):
         try:
             # It holds no lock of the store from here on, so nobody waits for it.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-            self.objects = _Objects(self._image)
+            self.objects = _Objects(self._image, self._session)
             self.data = _Data(self._directory, self.objects)
             if self._last is not None:
                 self.data.share(self._last)
@@ -368,15 +374,16 @@ def _save(
     settings = [_settings_now(native, i, config) for i, config in enumerate(configs)]
     _claim(native, reclaim)
     try:
-        image = _Image(native, configs)
-        copier = _Copier(image, directory, last)
-        copier.start()
-        try:
-            copier.join()
-        except BaseException:  # Ctrl-C: what it reads is let go of only once it has ended
-            _native.hold_ask_back(native)
-            copier.join()
-            raise
+        with closing(_native.Session(native, _native.SESSION_CLIENT)) as session:
+            image = _Image(native, configs)
+            copier = _Copier(image, session, directory, last)
+            copier.start()
+            try:
+                copier.join()
+            except BaseException:  # Ctrl-C: what it reads is let go of only once it has ended
+                _native.hold_ask_back(native)
+                copier.join()
+                raise
     finally:
         _native.hold_release(native)
     if copier.failure is not None:

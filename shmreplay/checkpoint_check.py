@@ -35,6 +35,11 @@ __all__ = ["Contents", "SavedStripe", "SavedTable", "load"]
 SQUEEZED: Final = np.uint32(0x80000000)
 FREE_END: Final = 0xFFFFFFFF
 
+PACKED: Final = 1
+"""The encoding of blocks whose rows are compressed: the bytes that the store had of them."""
+
+_PACKED_BYTES: Final = 64
+_PACKED_COLUMN_BYTES: Final = 40
 _COLUMNS_MAX: Final = 256
 _COUNTS: Final = (
     *("inserts", "samples", "deletes", "num_deleted_episodes", "num_unique_samples", "rng"),
@@ -92,7 +97,7 @@ class Contents(NamedTuple):
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of steps that the items need."""
+        """Bytes of steps that the items need, as they are stored."""
         return int(self.blocks["bytes"].sum())
 
 
@@ -154,13 +159,15 @@ def _check_blocks(c: Contents) -> None:
     size = BLOCK.itemsize
     ok = (b["columns"] >= 1) & (b["columns"] <= _COLUMNS_MAX) & (b["rows"] >= 1) & (b["runs"] >= 1)
     _require(r, "blocks", size, ok & (b["runs"] <= b["rows"]), "a block has impossible sizes")
-    _require(r, "blocks", size, b["encoding"] == 0, "the encoding of a block is not known")
+    _require(r, "blocks", size, b["encoding"] <= PACKED, "the encoding of a block is not known")
     first = _firsts(b["columns"], len(c.row_bytes), r, "blocks", size)
     _require(r, "block_columns", 8, c.row_bytes < 2**46, "a row is impossibly long")
     # In floating point first: what does not fit 62 bits must not wrap.
     sums = np.add.reduceat(c.row_bytes, first[:-1]) if len(b) else c.row_bytes
     wide = sums.astype(np.float64) * b["rows"]
-    right = (wide < 2.0**62) & (sums * b["rows"].astype(np.uint64) == b["bytes"])
+    raw = sums * b["rows"].astype(np.uint64) == b["bytes"]
+    least = _PACKED_BYTES + _PACKED_COLUMN_BYTES * b["columns"].astype(np.uint64)
+    right = (wide < 2.0**62) & np.where(b["encoding"] == PACKED, b["bytes"] >= least, raw)
     _require(r, "blocks", size, right, "the size of a block is not that of its rows")
     runs = _firsts(b["runs"], len(c.runs), r, "blocks", size)
     _require(

@@ -225,9 +225,9 @@ def _restore_rows(native: _native.Store, c: Contents, blocks: Array) -> None:
         mine = mine[np.argsort(c.places["offset"][mine], kind="stable")]
         offs, heads = blocks[mine], c.blocks[mine]
         where = np.ascontiguousarray(c.places["offset"][mine])
-        done = 0
+        path, done = os.path.join(c.reader.path, c.reader.files[number][0]), 0
         for at, data in c.reader.chunks_of(number):
-            done = _native.restore_rows(native, offs, heads, where, done, data, at)
+            done = _native.restore_rows(native, path, offs, heads, where, done, data, at)
 
 
 def _restore_table(

@@ -46,12 +46,12 @@ cdef extern from "_core/checkpoint.h" nogil:
     int sr_image_trajs(const sr_store *st, uint64_t n, const uint64_t *offs,
                        const sr_traj_head *heads, uint64_t *blocks, sr_traj_col *cols,
                        sr_seg *segs)
-    int sr_image_block_heads(const sr_store *st, uint64_t n, const uint64_t *offs,
-                             sr_block_head *out)
+    int sr_image_block_heads(sr_ses *ses, uint64_t n, const uint64_t *offs, sr_block_head *out,
+                             uint64_t *rows)
     int sr_image_blocks(const sr_store *st, uint64_t n, const uint64_t *offs,
                         const sr_block_head *heads, uint64_t *row_bytes, sr_run_of_rows *runs)
     int sr_image_episodes(const sr_store *st, uint64_t n, const uint64_t *offs, uint64_t *ids)
-    int sr_image_rows(const sr_store *st, uint64_t n, const uint64_t *offs,
+    int sr_image_rows(const sr_store *st, uint64_t n, const uint64_t *offs, const uint64_t *rows,
                       const sr_block_head *heads, sr_rows_cursor *at, char *dst, uint64_t room,
                       uint64_t *got)
     void sr_restore_begin(sr_store *st)
@@ -109,10 +109,6 @@ cdef class Flat:
 cdef checkpoint_status(int rc, str what, Store store):
     if rc == SR_CORRUPT or rc == SR_INVALID:
         raise errors.CheckpointError(f"{what}: what is there does not hold together")
-    if rc == SR_ELSEWHERE:
-        raise errors.CheckpointError(
-            f"{what}: it has compressed blocks, which checkpoints of this version do not hold. "
-            "Write without compress='lz4' what is to be saved")
     if rc != SR_OK:
         raise_status(rc, what, store)
 
@@ -213,18 +209,30 @@ def snapshot(Store store, uint32_t n_tables, list slots, list orders):
         free(tables)
 
 
-def image_heads(Store store, offs, out, bint of_blocks):
-    """Fill `out` with what trajectories, or blocks, at these offsets say of themselves."""
+def image_traj_heads(Store store, offs, out):
+    """Fill `out` with what trajectories at these offsets say of themselves."""
     store.usable()
     cdef Flat o = Flat(offs, sizeof(uint64_t))
-    cdef Flat h = Flat(out, sizeof(sr_block_head) if of_blocks else sizeof(sr_traj_head), o.n, True)
+    cdef Flat h = Flat(out, sizeof(sr_traj_head), o.n, True)
     cdef int rc
     with nogil:
-        if of_blocks:
-            rc = sr_image_block_heads(&store.st, o.n, <uint64_t *>o.at, <sr_block_head *>h.at)
-        else:
-            rc = sr_image_traj_heads(&store.st, o.n, <uint64_t *>o.at, <sr_traj_head *>h.at)
+        rc = sr_image_traj_heads(&store.st, o.n, <uint64_t *>o.at, <sr_traj_head *>h.at)
     checkpoint_status(rc, "reading the store for a checkpoint", store)
+
+
+def image_block_heads(Session session, offs, out, rows):
+    """The same of blocks. `rows` says where their rows are, which stay there until the session is
+    closed.
+    """
+    session.usable()
+    cdef Flat o = Flat(offs, sizeof(uint64_t))
+    cdef Flat h = Flat(out, sizeof(sr_block_head), o.n, True)
+    cdef Flat r = Flat(rows, sizeof(uint64_t), o.n, True)
+    cdef int rc
+    with nogil:
+        rc = sr_image_block_heads(&session.ses, o.n, <uint64_t *>o.at, <sr_block_head *>h.at,
+                                  <uint64_t *>r.at)
+    checkpoint_status(rc, "reading the store for a checkpoint", session.store)
 
 
 def image_trajs(Store store, offs, heads, blocks, cols, segs):
@@ -267,7 +275,7 @@ def image_episodes(Store store, offs, ids):
     checkpoint_status(rc, "reading the store for a checkpoint", store)
 
 
-def image_rows(Store store, offs, heads, at, out):
+def image_rows(Store store, offs, rows, heads, at, out):
     """Copy the next rows of the blocks into `out`; `at` (block, bytes of it) goes on, an array.
 
     Gives the number of bytes.
@@ -275,13 +283,15 @@ def image_rows(Store store, offs, heads, at, out):
     store.usable()
     cdef Flat o = Flat(offs, sizeof(uint64_t))
     cdef Flat h = Flat(heads, sizeof(sr_block_head), o.n)
+    cdef Flat r = Flat(rows, sizeof(uint64_t), o.n)
     cdef Flat cursor = Flat(at, sizeof(sr_rows_cursor), 1, True)
     cdef Flat dst = Flat(out, 1, None, True)
     cdef uint64_t got = 0
     cdef int rc
     with nogil:
-        rc = sr_image_rows(&store.st, o.n, <uint64_t *>o.at, <sr_block_head *>h.at,
-                           <sr_rows_cursor *>cursor.at, <char *>dst.at, dst.n, &got)
+        rc = sr_image_rows(&store.st, o.n, <uint64_t *>o.at, <uint64_t *>r.at,
+                           <sr_block_head *>h.at, <sr_rows_cursor *>cursor.at, <char *>dst.at,
+                           dst.n, &got)
     checkpoint_status(rc, "reading the store for a checkpoint", store)
     return got
 
@@ -335,7 +345,8 @@ def restore_trajs(Store store, heads, blocks, cols, segs, block_offs, offs):
     checkpoint_status(rc, "restoring trajectories", store)
 
 
-def restore_rows(Store store, offs, heads, where, uint64_t next_block, data, uint64_t first):
+def restore_rows(Store store, str path, offs, heads, where, uint64_t next_block, data,
+                 uint64_t first):
     """Put the bytes of a file, from `first` on, into the blocks whose rows lie at `where` in it.
 
     Blocks before `next_block` have theirs; gives the new value of that.
@@ -349,6 +360,10 @@ def restore_rows(Store store, offs, heads, where, uint64_t next_block, data, uin
     with nogil:
         rc = sr_restore_rows(&store.st, o.n, <uint64_t *>o.at, <sr_block_head *>h.at,
                              <uint64_t *>w.at, &next_block, <char *>d.at, first, d.n)
+    if rc == SR_INVALID and next_block < o.n:
+        raise errors.CheckpointError(
+            f"{path} at offset {(<uint64_t *>w.at)[next_block]}: Got rows that are not those of "
+            "their block. Restore another checkpoint.")
     checkpoint_status(rc, "restoring steps", store)
     return next_block
 

@@ -132,9 +132,6 @@ cdef extern from "_core/shmreplay.h" nogil:
         const sr_part *parts
         uint32_t encoding, group_rows
     int sr_block_pack(sr_ses *ses, uint64_t block, const sr_pack_col *cols)
-    const void *sr_block_stored(const sr_store *st, uint64_t block, uint64_t *nbytes)
-    int sr_block_restore(sr_ses *ses, const void *stored, uint64_t nbytes, uint64_t *off,
-                         uint32_t *position)
     int sr_rows_hold(sr_ses *ses, uint64_t block, uint64_t *rows, uint32_t *position)
     uint64_t sr_block_rows_ref(const sr_store *st, uint64_t block)
     ctypedef struct sr_rows_at:

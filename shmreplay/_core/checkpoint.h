@@ -2,8 +2,9 @@
  *
  * Saving: sr_hold_claim, sr_hold_prepare for each stripe, sr_snapshot; then, without locks and
  * while everybody goes on, sr_image_... for what the copied slots refer to; at last
- * sr_hold_release. What is read in between is alive and does not change. Crash: whoever reclaims
- * the participant releases.
+ * sr_hold_release. What is read in between is alive and does not change. Rows that lie apart, raw,
+ * are held by a session of the saver's besides, as their writer may pack them meanwhile; closing
+ * it lets go of them. Crash: whoever reclaims the participant does both.
  *
  * Restoring: into a store that was just formatted and that nobody else has, between
  * sr_restore_begin and sr_restore_end. Crash: a store that says to be closed, which the next
@@ -58,11 +59,18 @@ int sr_image_traj_heads(const sr_store *st, uint64_t n, const uint64_t *offs, sr
 /* One after the other: blocks by offset, n_cols + 1 columns, segments. */
 int sr_image_trajs(const sr_store *st, uint64_t n, const uint64_t *offs, const sr_traj_head *heads,
                    uint64_t *blocks, sr_traj_col *cols, sr_seg *segs);
+enum sr_saved_rows {
+    SR_SAVED_RAW = 0, /* the rows, columns one after the other */
+    SR_SAVED_PACKED   /* an sr_packed with all that belongs to it; refs and serial mean nothing */
+};
 typedef struct {
-    uint64_t uid, bytes; /* of its published rows, columns one after the other */
+    uint64_t uid, bytes; /* of its published rows, encoded like this */
     uint32_t n_cols, rows, n_runs, encoding;
 } sr_block_head;
-int sr_image_block_heads(const sr_store *st, uint64_t n, const uint64_t *offs, sr_block_head *out);
+/* rows[]: where the rows of each are, as of now and for as long as the session is open. Takes
+ * session and arena locks. Also SR_FULL, SR_NOSPACE: no room to note what is held. */
+int sr_image_block_heads(sr_ses *ses, uint64_t n, const uint64_t *offs, sr_block_head *out,
+                         uint64_t *rows);
 typedef struct {
     uint64_t episode; /* offset, or number */
     uint32_t rows, _pad;
@@ -76,9 +84,11 @@ int sr_image_episodes(const sr_store *st, uint64_t n, const uint64_t *offs, uint
 typedef struct {
     uint64_t block, done; /* number in the list; bytes of it */
 } sr_rows_cursor;
-/* Copy the next rows of these blocks, at most `room` bytes of them. *got: how many. */
-int sr_image_rows(const sr_store *st, uint64_t n, const uint64_t *offs, const sr_block_head *heads,
-                  sr_rows_cursor *at, char *dst, uint64_t room, uint64_t *got);
+/* Copy the next rows of these blocks, which are at rows[], at most `room` bytes of them. *got: how
+ * many. */
+int sr_image_rows(const sr_store *st, uint64_t n, const uint64_t *offs, const uint64_t *rows,
+                  const sr_block_head *heads, sr_rows_cursor *at, char *dst, uint64_t room,
+                  uint64_t *got);
 
 /* The store is not to be used yet. */
 void sr_restore_begin(sr_store *st);
@@ -91,7 +101,8 @@ int sr_restore_trajs(sr_store *st, uint64_t n, const sr_traj_head *heads, const 
                      const sr_traj_col *cols, const sr_seg *segs, uint64_t n_blocks,
                      const uint64_t *block_offs, uint64_t *offs);
 /* The bytes [from, from + bytes) of a file: what of them belongs to blocks, the rows of block i
- * lying at where[i], is put there. Blocks before *next are done; where[] does not fall. */
+ * lying at where[i], is put there. Blocks before *next are done; where[] does not fall. SR_OK;
+ * SR_CORRUPT, SR_INVALID: the packed rows of block *next are not what its head says. */
 int sr_restore_rows(const sr_store *st, uint64_t n, const uint64_t *offs,
                     const sr_block_head *heads, const uint64_t *where, uint64_t *next,
                     const char *src, uint64_t from, uint64_t bytes);

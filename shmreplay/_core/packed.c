@@ -105,7 +105,7 @@ static void copy_parts(sr_packed *p, const sr_pack_col *cols) {
     }
 }
 
-static void number_and_count(const sr_store *st, sr_packed *p) {
+void sr_packed_number(const sr_store *st, sr_packed *p) {
     atomic_store_explicit(&p->refs, 1, memory_order_relaxed);
     p->serial =
         atomic_fetch_add_explicit(&st->hdr->packed_serial, 1, memory_order_relaxed) + 1;
@@ -175,7 +175,7 @@ int sr_block_pack(sr_ses *ses, uint64_t block, const sr_pack_col *cols) {
         memset(p, 0, sizeof *p);
         lay_out(b->n_cols, rows, cols, p);
         copy_parts(p, cols);
-        number_and_count(st, p);
+        sr_packed_number(st, p);
         rc = switch_rows_outer(ses, block, SR_REF(off, SR_KIND_PACKED));
     }
     sr_end(ses);
@@ -200,23 +200,6 @@ static int attach_raw(sr_ses *ses, uint64_t block, uint32_t n_cols, const uint64
     return rc;
 }
 
-static int attach_packed(sr_ses *ses, uint64_t block, const sr_packed *from) {
-    sr_store *st = ses->st;
-    uint64_t off;
-    sr_begin(ses, SR_BUSY_BLOCK);
-    int rc = sr_alloc_outer(st, ses->shared->arena, SR_KIND_PACKED, from->bytes,
-                            &ses->shared->inflight[0], &off);
-    if (rc == SR_OK) {
-        sr_touch_around(st, off, from->bytes);
-        sr_packed *p = sr_ptr(st, off);
-        sr_copy(p, from, from->bytes);
-        number_and_count(st, p);
-        rc = switch_rows_outer(ses, block, SR_REF(off, SR_KIND_PACKED));
-    }
-    sr_end(ses);
-    return rc;
-}
-
 /* A block that did not get its rows is given back. */
 static int kept(sr_ses *ses, int rc, uint32_t position) {
     if (rc == SR_OK) return rc;
@@ -236,23 +219,6 @@ int sr_block_new_apart(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, 
     int rc = sr_block_new_head(ses, n_cols, row_bytes, rows_cap, off, position);
     if (rc != SR_OK) return rc;
     return kept(ses, attach_raw(ses, *off, n_cols, row_bytes, rows_cap), *position);
-}
-
-int sr_block_restore(sr_ses *ses, const void *stored, uint64_t bytes, uint64_t *off,
-                     uint32_t *position) {
-    SR_GUARDED_SES(ses)
-    const sr_packed *p = stored;
-    uint64_t row_bytes[SR_COLUMNS_MAX];
-    if (!sr_packed_sound(p, bytes) || p->bytes != bytes) return SR_INVALID;
-    uint64_t raw = 0;
-    for (uint32_t c = 0; c < p->n_cols; c++) {
-        row_bytes[c] = sr_packed_cols(p)[c].row_bytes;
-        raw += row_bytes[c] * p->rows;
-    }
-    if (raw != p->raw_bytes) return SR_INVALID;
-    int rc = sr_block_new_head(ses, p->n_cols, row_bytes, p->rows, off, position);
-    if (rc != SR_OK) return rc;
-    return kept(ses, attach_packed(ses, *off, p), *position);
 }
 
 const void *sr_block_stored(const sr_store *st, uint64_t block, uint64_t *bytes) {

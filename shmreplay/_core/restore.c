@@ -10,6 +10,7 @@
 #include "index.h"
 #include "limiter.h"
 #include "lock.h"
+#include "packed.h"
 #include "shape.h"
 #include "steps.h"
 #include "stripe.h"
@@ -60,20 +61,38 @@ static int name_episodes(sr_block *b, const sr_block_head *h, const sr_run_of_ro
     return row == h->rows ? SR_OK : SR_INVALID;
 }
 
+/* A block, without its rows. Packed rows get their place: whoever fails leaves the store to be
+ * removed. */
+static int make_block(sr_store *st, uint64_t i, const sr_block_head *h, const uint64_t *row_bytes,
+                      uint64_t *off) {
+    int packed = h->encoding == SR_SAVED_PACKED;
+    uint64_t at;
+    uint64_t bytes = sr_block_bytes(st->shape.n_tables, h->n_cols, row_bytes, h->rows);
+    if (bytes == 0 || (packed && h->bytes < sizeof(sr_packed))) return SR_INVALID;
+    if (packed) bytes = sr_block_apart_bytes(st->shape.n_tables, h->n_cols, h->rows);
+    int rc = make(st, i, SR_KIND_BLOCK, bytes, off);
+    if (rc != SR_OK) return rc;
+    sr_block *b = sr_block_format(st, *off, h->n_cols, row_bytes, h->rows, packed);
+    b->uid = h->uid;
+    if (!packed) return SR_OK;
+    rc = make(st, i, SR_KIND_PACKED, h->bytes, &at);
+    if (rc != SR_OK) return rc;
+    atomic_store_explicit(&b->rows, SR_REF(at, SR_KIND_PACKED), memory_order_relaxed);
+    return SR_OK;
+}
+
 static int make_blocks(sr_store *st, uint64_t n, const sr_block_head *heads,
                        const uint64_t *row_bytes, const sr_run_of_rows *runs, uint64_t n_episodes,
                        const uint64_t *episodes, uint64_t *offs) {
     for (uint64_t i = 0; i < n; i++) {
         const sr_block_head *h = &heads[i];
-        if (h->n_cols == 0 || h->n_cols > SR_COLUMNS_MAX || h->rows == 0 || h->encoding != 0) {
+        if (h->n_cols == 0 || h->n_cols > SR_COLUMNS_MAX || h->rows == 0 ||
+            h->encoding > SR_SAVED_PACKED) {
             return SR_INVALID;
         }
-        uint64_t bytes = sr_block_bytes(st->shape.n_tables, h->n_cols, row_bytes, h->rows);
-        if (bytes == 0) return SR_INVALID;
-        int rc = make(st, i, SR_KIND_BLOCK, bytes, &offs[i]);
+        int rc = make_block(st, i, h, row_bytes, &offs[i]);
         if (rc != SR_OK) return rc;
-        sr_block *b = sr_block_format(st, offs[i], h->n_cols, row_bytes, h->rows, 0);
-        b->uid = h->uid;
+        sr_block *b = sr_ptr(st, offs[i]);
         rc = name_episodes(b, h, runs, n_episodes, episodes);
         if (rc != SR_OK) return rc;
         atomic_store_explicit(&b->published, h->rows, memory_order_release);
@@ -111,6 +130,33 @@ static int fill_rows(const sr_block *b, uint64_t from, const char *src, uint64_t
     return bytes == 0 ? SR_OK : SR_INVALID;
 }
 
+/* Are the packed rows that were put there those of the block that its head describes? */
+static int packed_fits(const sr_packed *p, sr_block *b, const sr_block_head *h) {
+    uint64_t raw = 0;
+    if (!sr_packed_sound(p, h->bytes) || p->bytes != h->bytes || p->n_cols != b->n_cols ||
+        p->rows != h->rows) {
+        return 0;
+    }
+    for (uint32_t c = 0; c < b->n_cols; c++) {
+        if (sr_packed_cols(p)[c].row_bytes != sr_block_cols(b)[c].row_bytes) return 0;
+        raw += sr_block_cols(b)[c].row_bytes * p->rows;
+    }
+    return raw == p->raw_bytes;
+}
+
+/* As fill_rows, of rows that are stored packed. They are looked at once the last byte is there. */
+static int fill_packed(const sr_store *st, sr_block *b, const sr_block_head *h, uint64_t from,
+                       const char *src, uint64_t bytes) {
+    uint64_t off = SR_REF_OFF(atomic_load_explicit(&b->rows, memory_order_relaxed));
+    if (bytes > h->bytes || from > h->bytes - bytes) return SR_INVALID;
+    sr_copy((char *)sr_ptr(st, off) + from, src, bytes);
+    if (from + bytes < h->bytes) return SR_OK;
+    sr_packed *p = sr_ptr(st, off);
+    if (!packed_fits(p, b, h)) return SR_INVALID;
+    sr_packed_number(st, p);
+    return SR_OK;
+}
+
 int sr_restore_rows(const sr_store *st, uint64_t n, const uint64_t *offs,
                     const sr_block_head *heads, const uint64_t *where, uint64_t *next,
                     const char *src, uint64_t from, uint64_t bytes) {
@@ -120,8 +166,15 @@ int sr_restore_rows(const sr_store *st, uint64_t n, const uint64_t *offs,
         uint64_t last = where[i] + heads[i].bytes;
         uint64_t a = where[i] > from ? where[i] : from, z = last < end ? last : end;
         if (a < z) {
-            int rc = fill_rows(sr_block_at(st, offs[i]), a - where[i], src + (a - from), z - a);
-            if (rc != SR_OK) return rc;
+            sr_block *b = sr_block_at(st, offs[i]);
+            const char *part = src + (a - from);
+            int rc = sr_lies_apart(b)
+                         ? fill_packed(st, b, &heads[i], a - where[i], part, z - a)
+                         : fill_rows(b, a - where[i], part, z - a);
+            if (rc != SR_OK) {
+                *next = i;
+                return rc;
+            }
         }
         if (last <= end && *next == i) *next = i + 1;
     }

@@ -44,10 +44,6 @@ int sr_block_pack(sr_ses *ses, uint64_t block, const sr_pack_col *cols);
 /* The packed rows of a block as they are stored, an sr_packed with all that belongs to it; NULL:
  * they are not packed, or damaged. For who holds the block: they never change. */
 const void *sr_block_stored(const sr_store *st, uint64_t block, uint64_t *bytes);
-/* A new block with such rows, copied, and none of them published yet (sr_block_publish). SR_OK,
- * SR_FULL, SR_NOSPACE, SR_CORRUPT; SR_INVALID: these are no whole packed rows. */
-int sr_block_restore(sr_ses *ses, const void *stored, uint64_t bytes, uint64_t *off,
-                     uint32_t *position);
 
 /* Where the rows of a block are now, for sr_rows_find, and from where they do not go away before
  * `*position` is released (SR_NONE: nothing to release). The caller holds the block, or an item

@@ -3,6 +3,7 @@
 
 #include "checkpoint.h"
 #include "lock_all.h"
+#include "packed.h"
 #include "shape.h"
 #include "steps.h"
 #include "stripe.h"
@@ -147,23 +148,55 @@ static const uint64_t *episodes_of(const sr_block *b) {
     return (const uint64_t *)(const void *)((const char *)b + b->episodes_off);
 }
 
-int sr_image_block_heads(const sr_store *st, uint64_t n, const uint64_t *offs,
-                         sr_block_head *out) {
+/* The block in which the rows are that `rows` refers to, of this block; NULL: they are packed, or
+ * damaged. */
+static const sr_block *holder_of(const sr_store *st, const sr_block *b, uint64_t rows) {
+    if (rows == 0) return b;
+    if (SR_REF_KIND(rows) != SR_KIND_BLOCK || !sr_block_sound(st, SR_REF_OFF(rows))) return NULL;
+    return sr_ptr(st, SR_REF_OFF(rows));
+}
+
+static int size_of_rows(const sr_store *st, uint64_t block, uint64_t where, sr_block_head *h) {
+    const sr_block *b = sr_ptr(st, block);
+    if (SR_REF_KIND(where) == SR_KIND_PACKED) {
+        const sr_packed *p = sr_block_stored(st, block, &h->bytes);
+        if (p == NULL || p->n_cols != b->n_cols || p->rows != h->rows) return SR_CORRUPT;
+        h->encoding = SR_SAVED_PACKED;
+        return SR_OK;
+    }
+    const sr_block *holder = holder_of(st, b, where);
+    for (uint32_t c = 0; c < b->n_cols; c++) {
+        uint64_t row_bytes;
+        if (holder == NULL || holder->rows_cap < h->rows ||
+            sr_block_rows(holder, c, 0, h->rows, &row_bytes) == NULL) {
+            return SR_CORRUPT;
+        }
+        h->bytes += row_bytes * h->rows;
+    }
+    return SR_OK;
+}
+
+int sr_image_block_heads(sr_ses *ses, uint64_t n, const uint64_t *offs, sr_block_head *out,
+                         uint64_t *rows) {
+    const sr_store *st = ses->st;
     for (uint64_t i = 0; i < n; i++) {
         if (!sr_block_sound(st, offs[i])) return SR_CORRUPT;
-        sr_block *b = sr_ptr(st, offs[i]);
-        if (sr_lies_apart(b)) return SR_ELSEWHERE;
-        /* SYNC POINT: acquire: the rows below are whole, and never change again. */
-        uint32_t rows = atomic_load_explicit(&b->published, memory_order_acquire);
+        const sr_block *b = sr_ptr(st, offs[i]);
+        uint32_t position; /* released when the session is closed */
+        rows[i] = 0;
+        int rc = sr_lies_apart(b) ? sr_rows_hold(ses, offs[i], &rows[i], &position) : SR_OK;
+        if (rc != SR_OK) return rc;
+        /* SYNC POINT: acquire: the rows below are whole, and never change again. After the above:
+         * packed rows are all that were published. */
+        uint32_t published = atomic_load_explicit(&b->published, memory_order_acquire);
         sr_block_head *h = &out[i];
-        *h = (sr_block_head){.uid = b->uid, .n_cols = b->n_cols, .rows = rows};
-        for (uint32_t c = 0; c < b->n_cols; c++) {
-            uint64_t row_bytes;
-            if (sr_block_rows(b, c, 0, rows, &row_bytes) == NULL) return SR_CORRUPT;
-            h->bytes += row_bytes * rows;
-        }
+        *h = (sr_block_head){.uid = b->uid, .n_cols = b->n_cols, .rows = published};
+        rc = size_of_rows(st, offs[i], rows[i], h);
+        if (rc != SR_OK) return rc;
         const uint64_t *episodes = episodes_of(b);
-        for (uint32_t r = 0; r < rows; r++) h->n_runs += r == 0 || episodes[r] != episodes[r - 1];
+        for (uint32_t r = 0; r < published; r++) {
+            h->n_runs += r == 0 || episodes[r] != episodes[r - 1];
+        }
     }
     return SR_OK;
 }
@@ -223,8 +256,24 @@ static uint64_t copy_rows(const sr_block *b, uint32_t rows, uint64_t from, char 
     return done;
 }
 
-int sr_image_rows(const sr_store *st, uint64_t n, const uint64_t *offs, const sr_block_head *heads,
-                  sr_rows_cursor *at, char *dst, uint64_t room, uint64_t *got) {
+/* The same of rows wherever they are. */
+static uint64_t copy_from(const sr_store *st, uint64_t block, uint64_t where,
+                          const sr_block_head *h, uint64_t from, char *dst, uint64_t room) {
+    if (h->encoding == SR_SAVED_RAW) {
+        const sr_block *holder = holder_of(st, sr_ptr(st, block), where);
+        return holder == NULL ? UINT64_MAX : copy_rows(holder, h->rows, from, dst, room);
+    }
+    uint64_t bytes;
+    const char *stored = sr_block_stored(st, block, &bytes);
+    if (stored == NULL || bytes != h->bytes || from > bytes) return UINT64_MAX;
+    uint64_t n = bytes - from < room ? bytes - from : room;
+    sr_copy(dst, stored + from, n);
+    return n;
+}
+
+int sr_image_rows(const sr_store *st, uint64_t n, const uint64_t *offs, const uint64_t *rows,
+                  const sr_block_head *heads, sr_rows_cursor *at, char *dst, uint64_t room,
+                  uint64_t *got) {
     *got = 0;
     while (at->block < n && *got < room) {
         const sr_block_head *h = &heads[at->block];
@@ -232,7 +281,8 @@ int sr_image_rows(const sr_store *st, uint64_t n, const uint64_t *offs, const sr
         if (!sr_block_sound(st, off)) return SR_CORRUPT;
         const sr_block *b = sr_ptr(st, off);
         if (b->uid != h->uid || h->rows > b->rows_cap) return SR_CORRUPT;
-        uint64_t copied = copy_rows(b, h->rows, at->done, dst + *got, room - *got);
+        uint64_t copied =
+            copy_from(st, off, rows[at->block], h, at->done, dst + *got, room - *got);
         if (copied == UINT64_MAX) return SR_CORRUPT;
         *got += copied;
         at->done += copied;

@@ -112,9 +112,7 @@ int sr_block_new(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32
 
 int sr_block_new_head(sr_ses *ses, uint32_t n_cols, const uint64_t *row_bytes, uint32_t rows_cap,
                       uint64_t *off, uint32_t *position) {
-    uint64_t bytes =
-        sr_align(sr_block_head_bytes(ses->st->shape.n_tables, n_cols), SR_LINE) +
-        (uint64_t)rows_cap * sizeof(uint64_t);
+    uint64_t bytes = sr_block_apart_bytes(ses->st->shape.n_tables, n_cols, rows_cap);
     return new_block(ses, n_cols, row_bytes, rows_cap, bytes, 1, off, position);
 }
 

@@ -76,6 +76,12 @@ static inline int sr_traj_sound(const sr_store *st, uint64_t off) {
            bytes <= st->bytes - off;
 }
 
+/* Bytes of a block whose rows lie apart. */
+static inline uint64_t sr_block_apart_bytes(uint32_t n_tables, uint32_t n_cols,
+                                            uint32_t rows_cap) {
+    return sr_align(sr_block_head_bytes(n_tables, n_cols), SR_LINE) +
+           (uint64_t)rows_cap * sizeof(uint64_t);
+}
 /* Make an empty block, with one reference, of an allocation of sr_block_bytes. */
 sr_block *sr_block_format(const sr_store *st, uint64_t off, uint32_t n_cols,
                           const uint64_t *row_bytes, uint32_t rows_cap, int apart);

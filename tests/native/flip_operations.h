@@ -258,12 +258,11 @@ static inline void flip_apart(flip_store *f, const char **operation) {
         }
         if (position != SR_NONE) (void)sr_release(&f->reader, 1, &position);
     }
-    *operation = "restore";
+    *operation = "copy what is stored";
     const void *stored = sr_block_stored(st, f->packed.off, &bytes);
-    if (stored != NULL &&
-        sr_block_restore(&f->writer, stored, bytes, &b.off, &b.position) == SR_OK) {
-        (void)sr_block_publish(&f->writer, b.off, 1, f->episode.off);
-    }
+    void *copy = stored == NULL ? NULL : malloc(bytes);
+    if (copy != NULL) memcpy(copy, stored, bytes);
+    free(copy);
     *operation = "pack";
     (void)pack_try(&f->writer, f->raw, 2);
     *operation = "new apart";

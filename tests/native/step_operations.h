@@ -3,6 +3,8 @@
 #ifndef SR_STEP_OPERATIONS_H
 #define SR_STEP_OPERATIONS_H
 
+#include "checkpoint.h"
+#include "hold.h"
 #include "packed_fixture.h"
 #include "step_world.h"
 
@@ -179,12 +181,6 @@ static inline void prepare_packed(world *w) {
     CHECK(pack_try(&w->actor, w->block, 4) == SR_OK);
     w->positions[0] = w->positions[1] = w->positions[2] = w->block.position;
 }
-static void run_restore(void *arg) {
-    world *w = arg;
-    uint64_t bytes, off;
-    const void *stored = sr_block_stored(&w->st, w->block.off, &bytes);
-    w->status = sr_block_restore(&w->actor, stored, bytes, &off, &w->number);
-}
 static void run_release_one(void *arg) {
     world *w = arg;
     w->status = sr_release(&w->actor, 1, w->positions);
@@ -260,11 +256,64 @@ static void run_reclaim(void *arg) {
     w->status = sr_participant_reclaim(&w->st, THIRD) == 1 ? SR_OK : SR_CORRUPT;
 }
 
+/* ---------------------------------------------------------------- checkpoints */
+
+/* The actor begins to hold all that the table's items refer to. */
+static void run_hold_begin(void *arg) {
+    world *w = arg;
+    static sr_slot slots[4][64];
+    static uint32_t order[4][2][64];
+    sr_stripe_image stripes[4];
+    sr_table_image table;
+    uint64_t ns;
+    w->status = sr_hold_claim(&w->st, ACTOR);
+    for (uint32_t i = 0; i < w->kind->stripes && w->status == SR_OK; i++) {
+        stripes[i] = (sr_stripe_image){
+            .slots = slots[i], .order = {order[i][0], order[i][1]}, .room = 64};
+        w->status = sr_hold_prepare(&w->st, i, 64);
+    }
+    if (w->status == SR_OK) w->status = sr_snapshot(&w->st, stripes, &table, &ns);
+}
+static void run_hold_end(void *arg) {
+    world *w = arg;
+    w->status = sr_hold_release(&w->st);
+}
+static inline void prepare_held(world *w) {
+    run_hold_begin(w);
+    CHECK(w->status == SR_OK);
+    if (w->before.n >= 4) prepare_keys(w);
+}
+/* Some of what is held has left the table. */
+static inline void prepare_left(world *w) {
+    prepare_held(w);
+    CHECK(sr_delete(&w->other, 0, 2, w->keys, &w->done) == SR_OK && w->done == 2);
+}
+static inline void prepare_held_replace(world *w) {
+    prepare_held(w);
+    prepare_replace(w);
+}
+/* What the pins let go of is held. */
+static inline void prepare_held_pins(world *w) {
+    prepare_held(w);
+    prepare_last_pins(w);
+}
+/* Of a block whose rows lie apart a checkpoint notes where they are. */
+static void run_heads(void *arg) {
+    world *w = arg;
+    sr_block_head head;
+    uint64_t rows;
+    w->status = sr_image_block_heads(&w->actor, 1, &w->block.off, &head, &rows);
+}
+
 /* Somebody comes upon a death inside a lock, repairs, and dies of it as well. */
 static inline void prepare_third(world *w) {
     CHECK(sr_participant_set(&w->st, THIRD, 3, 3, 3, "comes next") == SR_OK);
     CHECK(sr_session_open(&w->st, THIRD, SR_SESSION_CLIENT, &w->third) == SR_OK);
     if (w->before.n >= 4) prepare_keys(w);
+}
+static inline void prepare_held_third(world *w) {
+    prepare_held(w);
+    prepare_third(w);
 }
 static inline void prepare_apart_third(world *w) {
     prepare_third(w);
@@ -317,7 +366,6 @@ static const operation OPERATIONS[] = {
     {"block_pack", prepare_apart, run_pack, NOTHING, 0, 1, 0, NULL},
     {"block_pack_held", prepare_apart_held, run_pack, NOTHING, 0, 1, 0, NULL},
     {"rows_hold", prepare_apart, run_rows_hold, NOTHING, 0, 1, 0, NULL},
-    {"block_restore", prepare_packed, run_restore, NOTHING, 0, 1, 0, NULL},
     {"packed_release", prepare_packed, run_release_one, NOTHING, 0, 1, 0, NULL},
     {"trajectory_new", NULL, run_traj, NOTHING, 0, 1, 0, NULL},
     {"session_open", NULL, run_open, NOTHING, 0, 1, 0, NULL},
@@ -332,10 +380,22 @@ static const operation OPERATIONS[] = {
     {"check", NULL, run_check, NOTHING, 0, 4, 0, NULL},
     {"info", prepare_keys, run_info, NOTHING, 0, 4, 0, NULL},
     {"reclaim", prepare_dead, run_reclaim, NOTHING, 0, 4, 0, NULL},
+    {"hold_begin", NULL, run_hold_begin, NOTHING, 0, 5, 0, NULL},
+    {"hold_end", prepare_left, run_hold_end, NOTHING, 0, 5, 0, NULL},
+    {"hold_heads", prepare_apart, run_heads, NOTHING, 0, 1, 0, NULL},
+    {"held_insert", prepare_held, run_insert, INSERTS, 1, 8, 1, NULL},
+    {"held_batch", prepare_held, run_insert_batch, INSERTS, 3, 7, 0, NULL},
+    {"held_sample", prepare_held, run_sample_batch, SAMPLES, 3, 4, 0, NULL},
+    {"held_update", prepare_held, run_update, UPDATES, 2, 5, 0, NULL},
+    {"held_replace", prepare_held_replace, run_replace, REPLACES, 1, 5, 0, NULL},
+    {"held_delete", prepare_held, run_delete, DELETES, 2, 5, 1, NULL},
+    {"held_reset", prepare_held, run_reset, CLEARS, 0, 5, 0, NULL},
+    {"held_release", prepare_held_pins, run_release, NOTHING, 0, 4, 0, NULL},
     {"repair_insert", prepare_third, run_touch, INSERTS, 1, 8, 1, run_insert},
     {"repair_numbered", prepare_third_and_receipt, run_touch, INSERTS, 1, 4, 1, run_insert},
     {"repair_sample", prepare_third, run_touch, SAMPLES, 1, 4, 1, run_sample},
     {"repair_delete", prepare_third, run_touch, DELETES, 2, 5, 1, run_delete},
+    {"repair_held", prepare_held_third, run_touch, DELETES, 2, 5, 0, run_delete},
     {"repair_pack", prepare_apart_third, run_touch, NOTHING, 0, 1, 0, run_pack},
     {"repair_block", prepare_third, run_touch, NOTHING, 0, 1, 0, run_large_block},
 };

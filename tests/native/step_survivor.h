@@ -225,6 +225,8 @@ static inline void survivor_leaves_nothing(world *w) {
     MUST(s.committed == recorded_bytes(&w->st), "%llu bytes are charged, %llu are recorded",
          (unsigned long long)s.committed, (unsigned long long)recorded_bytes(&w->st));
     MUST(s.sessions == 0, "%u sessions are left", s.sessions);
+    MUST(sr_hold_holder(&w->st) == SR_NONE && sr_hold_memory(&w->st) == 0,
+         "a checkpoint is still held");
     sr_table_info info = info_of(&w->st, 0);
     MUST(info.size == 0 && info.num_episodes == 0, "%lld items, %lld episodes are left",
          (long long)info.size, (long long)info.num_episodes);

@@ -1,4 +1,4 @@
-/* Rows that lie apart from their block: raw, packed, restored, and whoever packs them killed. */
+/* Rows that lie apart from their block: raw, packed, and whoever packs them killed. */
 #include "packed_fixture.h"
 
 #include <signal.h>
@@ -31,7 +31,7 @@ static void test_life(void) {
     sr_store st = make();
     sr_ses w = session_make(&st), r = session_make(&st);
     held e = episode_make(&w, 1), b;
-    uint64_t key, raw, rows, bytes, copy_bytes;
+    uint64_t key, raw, rows, bytes;
     uint32_t pin, done, position, again;
     CHECK(apart_try(&w, 50, ROWS - 1, ROWS, e, &b) == SR_OK);
     CHECK(n_objects(&st) == 3); /* episode, block, its rows */
@@ -67,19 +67,6 @@ static void test_life(void) {
     uint64_t stored = sums(&st, &raw);
     CHECK(raw == ROW_TOTAL * (ROWS - 1) && sr_block_stored(&st, b.off, &bytes) != NULL);
     CHECK(bytes == stored);
-    /* What is stored means the same elsewhere. */
-    void *copy = malloc(bytes);
-    CHECK(copy != NULL);
-    memcpy(copy, sr_block_stored(&st, b.off, &copy_bytes), bytes);
-    held twin;
-    CHECK(sr_block_restore(&w, copy, bytes - 1, &twin.off, &twin.position) == SR_INVALID);
-    CHECK(sr_block_restore(&w, copy, bytes, &twin.off, &twin.position) == SR_OK);
-    free(copy);
-    CHECK(sr_block_publish(&w, twin.off, ROWS - 1, e.off) == SR_OK);
-    apart_check(&st, twin.off, sr_block_rows_ref(&st, twin.off), 50, ROWS - 1);
-    CHECK(sums(&st, &raw) == 2 * stored && raw == 2 * ROW_TOTAL * (ROWS - 1));
-    check_store(&st);
-    let_go(&w, twin);
     let_go(&w, b);
     let_go(&w, e);
     CHECK(sr_delete(&w, 0, 1, &key, &done) == SR_OK && n_objects(&st) == 3);

@@ -26,6 +26,10 @@ def test_killed_at_its_system_calls(
         return [
             reverb.Table("t", reverb.selectors.Uniform(), reverb.selectors.Fifo(), 50, limiter),
             reverb.Table("h", reverb.selectors.MaxHeap(), reverb.selectors.Fifo(), 50, limiter),
+            reverb.Table(
+                *("packed", reverb.selectors.Uniform(), reverb.selectors.Fifo(), 50, limiter),
+                compress="lz4",
+            ),
         ]
 
     server = make_server(tables(), checkpointer=DefaultCheckpointer(tmp_path))
@@ -35,6 +39,13 @@ def test_killed_at_its_system_calls(
         client.checkpoint()
         for name in ("t", "h"):
             client.insert_batch(name, {"x": np.arange(30, 70)})
+    # One block is compressed, and one is not yet: its rows are held apart from it meanwhile.
+    writer = server.localhost_client().trajectory_writer(1)
+    for i in range(3):
+        writer.append({"x": np.full(200_000, i, np.uint8)})
+        writer.create_item("packed", 1.0, {"x": writer.history["x"][-1:]})
+    writer.flush()
+    allocated = server.stats()["arena_allocations"]
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tests.process.checkpoint_killer"),
@@ -51,10 +62,14 @@ def test_killed_at_its_system_calls(
     server.check()
     last = Path(server.checkpoint().path)
     assert os.listdir(tmp_path) == [last.name]
-    assert server.stats()["arena_allocations"] < 20
+    assert server.stats()["arena_allocations"] == allocated < 30
+    assert server.stats()["compressed_stored_bytes"] > 0
+    writer.close()
     server.stop()
     server = make_server(tables(), checkpointer=DefaultCheckpointer(tmp_path))
     with server.localhost_client() as client:
         sizes = {name: info.current_size for name, info in client.server_info().items()}
-        assert sizes == {"t": 50, "h": 50}
+        assert sizes == {"t": 50, "h": 50, "packed": 3}
+        for (sample,) in client.sample("packed", 20):
+            assert (sample.data[0] == sample.data[0][0]).all()
         assert set(client.sample_batch("t", 100).data["x"]) <= set(range(20, 70))
