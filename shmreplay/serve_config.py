@@ -1,10 +1,15 @@
 """The file that ``shmreplay serve`` reads: TOML. Every error names file, key, value, and what fits.
 
 ``[server]`` takes what `Server` takes: ``name``, ``port``, ``capacity`` (bytes, or text like
-``"4GiB"``), ``bind``, ``recover``, ``insecure``, ``compress``; and ``[server.auth]`` the key files
-``secret`` and ``clients``, relative to this file. Each ``[[table]]`` has ``name``, ``max_size``,
-``sampler``, ``remover``, ``limiter``, and may have ``max_times_sampled``, ``seed``, ``stripes`` and
-``[table.signature]``.
+``"4GiB"``), ``bind``, ``recover``, ``insecure``, ``compress``, ``bridge_workers``; and
+``[server.auth]`` the key files ``secret`` and ``clients``, relative to this file. Each
+``[[table]]`` has ``name``, ``max_size``, ``sampler``, ``remover``, ``limiter``, and may have
+``max_times_sampled``, ``seed``, ``stripes``, ``compress`` and ``[table.signature]``.
+
+``checkpoint`` is the directory of the server's checkpoints, relative to this file, of which it
+loads the newest; or ``[server.checkpoint]`` with ``path`` and the other arguments of
+`DefaultCheckpointer`: ``every_seconds``, ``every_inserts``, ``keep``, ``settings``,
+``reset_limiters``, ``fallback_checkpoint_path``.
 
 A selector is the name of its kind, or ``{ kind = "prioritized", priority_exponent = 0.6 }``. A
 limiter is ``{ kind = ..., ... }`` with the arguments of ``min_size``, ``sample_to_insert_ratio``,
@@ -22,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shmreplay import rate_limiters, selectors
+from shmreplay.checkpointers import DefaultCheckpointer
 from shmreplay.errors import InvalidArgumentError, ReverbError
 from shmreplay.spec import TensorSpec
 from shmreplay.table import Table
@@ -36,6 +42,14 @@ _LIMITERS: Final[dict[str, Callable[..., rate_limiters.RateLimiter]]] = {
     "stack": rate_limiters.Stack,
     "rate_limiter": rate_limiters.RateLimiter,
 }
+_CHECKPOINT: Final = {
+    "every_seconds": ((int, float), "seconds"),
+    "every_inserts": (int, "a number of inserts"),
+    "keep": (int, "a number of checkpoints"),
+    "settings": (str, "'declared' or 'saved'"),
+    "reset_limiters": (bool, "true or false"),
+    "fallback_checkpoint_path": (str, "a checkpoint's directory"),
+}
 _REQUIRED: Final = object()
 
 _SERVER: Final = {
@@ -46,6 +60,8 @@ _SERVER: Final = {
     "recover": (bool, "true or false"),
     "insecure": (bool, "true or false"),
     "compress": (bool, "true or false"),
+    "bridge_workers": (int, "a number of processes"),
+    "checkpoint": ((str, dict), "a directory, or a table [server.checkpoint]"),
     "auth": (dict, "a table [server.auth]"),
 }
 
@@ -132,6 +148,8 @@ def read(path: str) -> ServeConfig:
         raise server.wrong("port", options["port"], _SERVER["port"][1])
     if "capacity" in options:
         options["capacity"] = _nbytes(server, options["capacity"])
+    if "checkpoint" in options:
+        options["checkpointer"] = _checkpointer(path, options.pop("checkpoint"))
     auth = _auth(path, options.pop("auth", None))
     tables: list[Table] = []
     for number, entry in enumerate(entries, 1):
@@ -169,6 +187,25 @@ def _auth(path: str, values: dict[str, Any] | None) -> tuple[str, str] | None:
     return str(folder / secret), str(folder / clients)
 
 
+def _checkpointer(path: str, value: str | dict[str, Any]) -> DefaultCheckpointer:
+    values = {"path": value} if isinstance(value, str) else value
+    section = _Section(path, "[server.checkpoint]", values)
+    root = section.take("path", str, "the directory of the checkpoints")
+    options = {
+        key: section.take(key, kind, expected, None)
+        for key, (kind, expected) in _CHECKPOINT.items()
+    }
+    section.finish()
+    options = {key: value for key, value in options.items() if value is not None}
+    folder = Path(path).parent
+    if "fallback_checkpoint_path" in options:
+        options["fallback_checkpoint_path"] = folder / options["fallback_checkpoint_path"]
+    made: DefaultCheckpointer = _made(
+        section, lambda: DefaultCheckpointer(folder / root, **options)
+    )
+    return made
+
+
 def _table(section: _Section) -> Table:
     name = section.take("name", str, "the table's name")
     section.where = f"[[table]] {name!r}"
@@ -180,6 +217,7 @@ def _table(section: _Section) -> Table:
         "max_times_sampled": section.take("max_times_sampled", int, "a number of samples", 0),
         "seed": section.take("seed", int, "a number", None),
         "stripes": section.take("stripes", int, "a number of stripes", None),
+        "compress": section.take("compress", str, "'lz4' or 'none'", None),
     }
     signature = section.take("signature", dict, "a table [table.signature]", None)
     section.finish()

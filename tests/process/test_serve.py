@@ -17,6 +17,7 @@ import shmreplay as reverb
 from shmreplay import cli, serve_config
 from shmreplay.address import RemoteOptions
 from shmreplay.bridge.auth import ClientKeys
+from shmreplay.checkpointers import DefaultCheckpointer
 from tests.conftest import SHARED_MEMORY, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +90,38 @@ def test_what_the_file_says(tmp_path: Path) -> None:
     assert queue.config() == reverb.Table.queue("queue", 5).config()
 
 
+def test_where_checkpoints_go(tmp_path: Path) -> None:
+    text = "[server]\ncheckpoint = 'saved'\nbridge_workers = 2\n" + TABLE + "compress = 'lz4'"
+    config = serve_config.read(written(tmp_path, text))
+    made = config.options.pop("checkpointer").internal_checkpointer()
+    assert made == DefaultCheckpointer(tmp_path / "saved").internal_checkpointer()
+    assert config.options == {"bridge_workers": 2}
+    assert config.tables[0].config().compress == "lz4"
+    text = """
+        [server.checkpoint]
+        path = "/data/saved"
+        every_seconds = 300
+        every_inserts = 50_000
+        keep = 3
+        settings = "saved"
+        reset_limiters = true
+        fallback_checkpoint_path = "first"
+        """
+    config = serve_config.read(written(tmp_path, text + TABLE))
+    declared = DefaultCheckpointer(
+        "/data/saved",
+        fallback_checkpoint_path=tmp_path / "first",
+        keep=3,
+        every_seconds=300,
+        every_inserts=50_000,
+        settings="saved",
+        reset_limiters=True,
+    )
+    made = config.options["checkpointer"].internal_checkpointer()
+    assert made == declared.internal_checkpointer()
+
+
+CHECKPOINT = "[server.checkpoint]\npath = 'saved'\n"
 WRONG = [
     ("server = 3" + TABLE, "top level: got server = 3; expected a table [server]"),
     ("x = 1" + TABLE, "top level: got x = 1; expected no key but server, table"),
@@ -99,6 +132,16 @@ WRONG = [
     ("[server]\nport = true" + TABLE, "[server]: got port = True; expected a port"),
     ("[server]\ncapacity = '4 GB'" + TABLE, "got capacity = '4 GB'; expected bytes, or a number"),
     ("[server]\nprot = 8" + TABLE, "[server]: got prot = 8; expected no key but name, port"),
+    ("[server]\ncheckpoint = 3" + TABLE, "got checkpoint = 3; expected a directory, or a table"),
+    ("[server.checkpoint]\nkeep = 1" + TABLE, "[server.checkpoint]: got no path; expected the"),
+    (CHECKPOINT + "keep = 'all'" + TABLE, "[server.checkpoint]: got keep = 'all'; expected a n"),
+    (CHECKPOINT + "keep = 0" + TABLE, "[server.checkpoint]: Got keep 0; expected at least 1"),
+    (CHECKPOINT + "every_seconds = -1" + TABLE, "Got every_seconds -1; expected a time above 0"),
+    (CHECKPOINT + "every_inserts = 0.5" + TABLE, "got every_inserts = 0.5; expected a number of"),
+    (CHECKPOINT + "settings = 'new'" + TABLE, "Got settings 'new' for a checkpointer; expected"),
+    (CHECKPOINT + "evry = 1" + TABLE, "got evry = 1; expected no key but path, every_seconds"),
+    (TABLE + "compress = 'zip'", "[[table]] 't': "),
+    (TABLE + "compress = true", "[[table]] 't': got compress = True; expected 'lz4' or 'none'"),
     ("[server.auth]\nsecret = 's'" + TABLE, "[server.auth]: got no clients; expected"),
     (TABLE.replace("max_size = 10", "max_size = 1.5"), "[[table]] 't': got max_size = 1.5; exp"),
     (TABLE.replace("max_size = 10", "max_size = 0"), "[[table]] 't': "),
@@ -176,6 +219,26 @@ def test_serving_until_a_signal(
         process.wait()
     assert (process.returncode, out, err) == (0, "stopped, and the store is removed\n", "")
     assert not [entry.name for entry in SHARED_MEMORY.iterdir() if name in entry.name]
+
+
+def test_what_a_server_saves_the_next_one_has(
+    tmp_path: Path, unique_name: Callable[[], str]
+) -> None:
+    name = unique_name()
+    text = f"[server]\nname = '{name}'\ncheckpoint = 'saved'\ncapacity = '16MiB'\n" + TABLE
+    for expected in (0, 3):
+        process = started(written(tmp_path, text))
+        try:
+            assert next_line(process).startswith("serving ")
+            with reverb.Client(f"shm://{name}") as client:
+                assert client.server_info()["t"].current_size == expected
+                client.insert_batch("t", {"x": np.arange(3.0)})
+                assert Path(client.checkpoint()).parent == tmp_path / "saved"
+            process.terminate()
+            assert process.wait(DEADLINE) == 0
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def test_serving_to_other_hosts_with_keys(tmp_path: Path, unique_name: Callable[[], str]) -> None:
