@@ -73,16 +73,19 @@ SELECTORS = {
 }
 
 
-@pytest.mark.parametrize("kind", SELECTORS)
+@pytest.mark.parametrize(
+    ("kind", "compress"), [*((kind, None) for kind in SELECTORS), ("prioritized", "lz4")]
+)
 def test_items_and_later_samples_are_the_same(
-    make_server: MakeServer, tmp_path: Path, kind: str
+    make_server: MakeServer, tmp_path: Path, kind: str, compress: str | None
 ) -> None:
     remover = SELECTORS["uniform" if kind == "epoch" else kind]
     checkpointer = DefaultCheckpointer(tmp_path)
 
     def make() -> tuple[reverb.Server, reverb.Client]:
-        made = table("t", SELECTORS[kind], remover, max_size=ITEMS)
-        server = make_server([made], checkpointer=checkpointer)
+        made = table("t", SELECTORS[kind], remover, max_size=ITEMS, compress=compress)
+        capacity = (64 << 20) + 1000 * ITEMS
+        server = make_server([made], checkpointer=checkpointer, capacity=capacity)
         return server, server.localhost_client()
 
     server, client = make()
