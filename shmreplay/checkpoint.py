@@ -42,7 +42,7 @@ from shmreplay.checkpoint_format import (
 )
 from shmreplay.checkpointers import CheckpointSettings
 from shmreplay.errors import CheckpointError, InvalidArgumentError
-from shmreplay.limits import CHECKPOINT_WAIT_S
+from shmreplay.limits import CHECKPOINT_WAIT_S, WAIT_SLICE_MS
 from shmreplay.table import TableConfig
 
 __all__ = ["Saved", "save"]
@@ -195,8 +195,10 @@ def _last(root: str) -> _Last | None:
 class _Data:
     """The data files of a checkpoint: those shared with the last one, and new ones."""
 
-    def __init__(self, directory: str, objects: _Objects) -> None:
+    def __init__(self, directory: str, objects: _Objects, bandwidth: float | None) -> None:
         self._directory = directory
+        self._bandwidth = bandwidth
+        self._next = 0.0
         self._objects = objects
         self.places = np.zeros(len(objects.blocks), PLACE)
         self.files: list[tuple[str, int]] = []
@@ -243,34 +245,48 @@ class _Data:
             self._write_file(native, part)
             first = end
 
+    def _rest(self, native: _native.Store, nbytes: int) -> None:
+        """Waits until so many bytes more may be written, unless it is to give up."""
+        if self._bandwidth is None:
+            return
+        self._next = max(self._next, time.monotonic()) + nbytes / self._bandwidth
+        while (left := self._next - time.monotonic()) > 0:
+            _check_wanted(native)
+            time.sleep(min(left, WAIT_SLICE_MS / 1000))
+
     def _write_file(self, native: _native.Store, numbers: Array) -> None:
         objects = self._objects
         offs, heads = objects.block_offs[numbers], objects.blocks[numbers]
         rows = objects.block_rows[numbers]
         at = np.zeros(2, np.uint64)
-        buffer = np.empty(_BUFFER_BYTES, np.uint8)
+        buffer = np.empty(_BUFFER_BYTES if self._bandwidth is None else DATA_CHUNK, np.uint8)
         name, size, sums = checkpoint_files.data_name(), 0, []
         fd = _create(os.path.join(self._directory, name))
         try:
             while int(at[0]) < len(numbers):
-                if _native.hold_unwanted(native):
-                    raise CheckpointError(
-                        "The checkpoint was given up, as somebody needed memory that it held in a"
-                        " store that is full. The last checkpoint stays. Give the server a larger"
-                        " capacity, or a smaller max_size, so that what is replaced while a"
-                        " checkpoint is written has room beside what replaces it."
-                    )
+                _check_wanted(native)
                 got = _native.image_rows(native, offs, rows, heads, at, buffer)
                 data = buffer.data[:got]
                 sums += sum_of_chunks(data)
                 write_all(fd, data)
                 size += got
+                self._rest(native, got)
             os.fsync(fd)
         finally:
             os.close(fd)
         self.files.append((name, size))
         self.sums.append(np.array(sums, np.uint32))
         self.new_bytes += size
+
+
+def _check_wanted(native: _native.Store) -> None:
+    if _native.hold_unwanted(native):
+        raise CheckpointError(
+            "The checkpoint was given up, as somebody needed memory that it held in a store that is"
+            " full. The last checkpoint stays. Give the server a larger capacity, or a smaller"
+            " max_size, so that what is replaced while a checkpoint is written has room beside what"
+            " replaces it."
+        )
 
 
 def _create(path: str) -> int:
@@ -295,13 +311,19 @@ class _Copier(threading.Thread):
     """Reads and writes what is held, with less claim to the processors than the rest of us."""
 
     def __init__(
-        self, image: _Image, session: _native.Session, directory: str, last: _Last | None
+        self,
+        image: _Image,
+        session: _native.Session,
+        directory: str,
+        last: _Last | None,
+        bandwidth: float | None,
     ) -> None:
         super().__init__(name="shmreplay-checkpoint", daemon=True)
         self._image = image
         self._session = session
         self._directory = directory
         self._last = last
+        self._bandwidth = bandwidth
         self.failure: BaseException | None = None
         self.objects: _Objects
         self.data: _Data
@@ -311,7 +333,7 @@ class _Copier(threading.Thread):
             # It holds no lock of the store from here on, so nobody waits for it.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
             self.objects = _Objects(self._image, self._session)
-            self.data = _Data(self._directory, self.objects)
+            self.data = _Data(self._directory, self.objects, self._bandwidth)
             if self._last is not None:
                 self.data.share(self._last)
             self.data.write(self._image.native)
@@ -347,7 +369,7 @@ def save(
     try:
         with checkpoint_files.locked(root) as root_fd:
             directory = checkpoint_files.new_directory(root)
-            saved = _save(native, configs, directory, _last(root), reclaim)
+            saved = _save(native, configs, directory, _last(root), reclaim, settings.bandwidth)
             path = checkpoint_files.publish(root, root_fd, directory)
             checkpoint_files.clear_away(root, settings.keep)
     except OSError as error:
@@ -370,13 +392,14 @@ def _save(
     directory: str,
     last: _Last | None,
     reclaim: Callable[[], int],
+    bandwidth: float | None,
 ) -> Saved:
     settings = [_settings_now(native, i, config) for i, config in enumerate(configs)]
     _claim(native, reclaim)
     try:
         with closing(_native.Session(native, _native.SESSION_CLIENT)) as session:
             image = _Image(native, configs)
-            copier = _Copier(image, session, directory, last)
+            copier = _Copier(image, session, directory, last, bandwidth)
             copier.start()
             try:
                 copier.join()

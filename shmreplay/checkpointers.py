@@ -51,9 +51,13 @@ class CheckpointSettings(NamedTuple):
     reset_limiters: bool = False
     """Whether the rate limiters of tables that are loaded count anew."""
 
+    bandwidth: float | None = None
+    """Bytes of steps that are written in a second, at most."""
+
     def to_json(self) -> bytes:
         """Returns what those who write checkpoints need to know."""
-        return json.dumps({"path": self.path, "group": self.group, "keep": self.keep}).encode()
+        names = ("path", "group", "keep", "bandwidth")
+        return json.dumps({name: getattr(self, name) for name in names}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> CheckpointSettings:
@@ -83,6 +87,7 @@ class DefaultCheckpointer(CheckpointerBase):
         every_inserts: int | None = None,
         settings: str = "declared",
         reset_limiters: bool = False,
+        bandwidth: float | None = None,
     ) -> None:
         """Makes a checkpointer.
 
@@ -99,6 +104,9 @@ class DefaultCheckpointer(CheckpointerBase):
                 checkpoint, as Reverb does. Each difference is logged.
             reset_limiters: The rate limiters of tables that are loaded count anew, so that neither
                 inserting nor sampling has to wait for what happened before the restart.
+            bandwidth: Bytes of steps that are written in a second, at most, where the disk or the
+                memory's bandwidth is to be left to others; None for as fast as it goes, with the
+                least claim to the processors.
 
         Raises:
             ArgumentTypeError: An argument has the wrong type.
@@ -126,10 +134,11 @@ class DefaultCheckpointer(CheckpointerBase):
             self.group,
             self.fallback_checkpoint_path,
             keep,
-            _seconds(every_seconds),
+            _above_zero("every_seconds", every_seconds, "seconds", "never"),
             every_inserts,
             settings,
             bool(reset_limiters),
+            _above_zero("bandwidth", bandwidth, "bytes a second", "no limit"),
         )
 
     def internal_checkpointer(self) -> CheckpointSettings:
@@ -165,16 +174,14 @@ def _check_whole(name: str, value: Any) -> None:
         raise InvalidArgumentError(f"Got {name} {value}; expected at least 1.")
 
 
-def _seconds(value: Any) -> float | None:
+def _above_zero(name: str, value: Any, unit: str, none: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ArgumentTypeError(
-            f"Got every_seconds {value!r}; expected seconds. Use None for never."
-        )
+        raise ArgumentTypeError(f"Got {name} {value!r}; expected {unit}. Use None for {none}.")
     if not (math.isfinite(value) and value > 0):
         raise InvalidArgumentError(
-            f"Got every_seconds {value}; expected a time above 0. Use None for never."
+            f"Got {name} {value}; expected {unit} above 0. Use None for {none}."
         )
     return float(value)
 

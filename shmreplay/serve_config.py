@@ -8,8 +8,8 @@
 
 ``checkpoint`` is the directory of the server's checkpoints, relative to this file, of which it
 loads the newest; or ``[server.checkpoint]`` with ``path`` and the other arguments of
-`DefaultCheckpointer`: ``every_seconds``, ``every_inserts``, ``keep``, ``settings``,
-``reset_limiters``, ``fallback_checkpoint_path``.
+`DefaultCheckpointer`: ``every_seconds``, ``every_inserts``, ``keep``, ``bandwidth``,
+``settings``, ``reset_limiters``, ``fallback_checkpoint_path``.
 
 A selector is the name of its kind, or ``{ kind = "prioritized", priority_exponent = 0.6 }``. A
 limiter is ``{ kind = ..., ... }`` with the arguments of ``min_size``, ``sample_to_insert_ratio``,
@@ -46,6 +46,7 @@ _CHECKPOINT: Final = {
     "every_seconds": ((int, float), "seconds"),
     "every_inserts": (int, "a number of inserts"),
     "keep": (int, "a number of checkpoints"),
+    "bandwidth": ((int, float), "bytes a second"),
     "settings": (str, "'declared' or 'saved'"),
     "reset_limiters": (bool, "true or false"),
     "fallback_checkpoint_path": (str, "a checkpoint's directory"),

@@ -103,6 +103,7 @@ def test_where_checkpoints_go(tmp_path: Path) -> None:
         every_seconds = 300
         every_inserts = 50_000
         keep = 3
+        bandwidth = 1e8
         settings = "saved"
         reset_limiters = true
         fallback_checkpoint_path = "first"
@@ -112,6 +113,7 @@ def test_where_checkpoints_go(tmp_path: Path) -> None:
         "/data/saved",
         fallback_checkpoint_path=tmp_path / "first",
         keep=3,
+        bandwidth=1e8,
         every_seconds=300,
         every_inserts=50_000,
         settings="saved",
@@ -136,7 +138,7 @@ WRONG = [
     ("[server.checkpoint]\nkeep = 1" + TABLE, "[server.checkpoint]: got no path; expected the"),
     (CHECKPOINT + "keep = 'all'" + TABLE, "[server.checkpoint]: got keep = 'all'; expected a n"),
     (CHECKPOINT + "keep = 0" + TABLE, "[server.checkpoint]: Got keep 0; expected at least 1"),
-    (CHECKPOINT + "every_seconds = -1" + TABLE, "Got every_seconds -1; expected a time above 0"),
+    (CHECKPOINT + "every_seconds = -1" + TABLE, "Got every_seconds -1; expected seconds above 0"),
     (CHECKPOINT + "every_inserts = 0.5" + TABLE, "got every_inserts = 0.5; expected a number of"),
     (CHECKPOINT + "settings = 'new'" + TABLE, "Got settings 'new' for a checkpointer; expected"),
     (CHECKPOINT + "evry = 1" + TABLE, "got evry = 1; expected no key but path, every_seconds"),

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -463,6 +464,25 @@ def test_who_needs_memory_in_a_full_store_ends_the_checkpoint(
     server.check()
     client.close()
     assert Path(first).is_dir() and len(saved_in(tmp_path)) == 1
+
+
+def test_a_bandwidth_is_kept_to(
+    make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shmreplay import checkpoint
+
+    rests: list[float] = []
+    clock = SimpleNamespace(sleep=rests.append, monotonic=lambda: sum(rests), time_ns=lambda: 0)
+    monkeypatch.setattr(checkpoint, "time", clock)
+    settings = DefaultCheckpointer(tmp_path, bandwidth=5e5)
+    server = make_server([table()], checkpointer=settings)
+    with server.localhost_client() as client:
+        client.insert_batch("t", {"x": np.zeros((5, 600_000), np.uint8)})
+        saved = server.checkpoint()
+        assert sum(rests) == pytest.approx(saved.new_bytes / 5e5) and max(rests) <= 0.1
+        rests.clear()
+        client.checkpoint()  # nothing of it is new
+        assert not rests
 
 
 def test_the_manifest_can_be_read(make_server: MakeServer, tmp_path: Path) -> None:
