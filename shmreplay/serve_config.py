@@ -1,10 +1,12 @@
 """The file that ``shmreplay serve`` reads: TOML. Every error names file, key, value, and what fits.
 
 ``[server]`` takes what `Server` takes: ``name``, ``port``, ``capacity`` (bytes, or text like
-``"4GiB"``), ``bind``, ``recover``, ``insecure``, ``compress``, ``bridge_workers``; and
+``"4GiB"``), ``bind``, ``recover``, ``insecure``, ``compress``, ``bridge_workers``, ``path`` (a
+file of a local disk, relative to this file); and
 ``[server.auth]`` the key files ``secret`` and ``clients``, relative to this file. Each
 ``[[table]]`` has ``name``, ``max_size``, ``sampler``, ``remover``, ``limiter``, and may have
-``max_times_sampled``, ``seed``, ``stripes``, ``compress`` and ``[table.signature]``.
+``max_times_sampled``, ``max_bytes``, ``seed``, ``stripes``, ``compress`` and
+``[table.signature]``.
 
 ``checkpoint`` is the directory of the server's checkpoints, relative to this file, of which it
 loads the newest; or ``[server.checkpoint]`` with ``path`` and the other arguments of
@@ -61,6 +63,7 @@ _SERVER: Final = {
     "recover": (bool, "true or false"),
     "insecure": (bool, "true or false"),
     "compress": (bool, "true or false"),
+    "path": (str, "a file of a local disk"),
     "bridge_workers": (int, "a number of processes"),
     "checkpoint": ((str, dict), "a directory, or a table [server.checkpoint]"),
     "auth": (dict, "a table [server.auth]"),
@@ -148,7 +151,9 @@ def read(path: str) -> ServeConfig:
     if "port" in options and not 0 < options["port"] < 65536:
         raise server.wrong("port", options["port"], _SERVER["port"][1])
     if "capacity" in options:
-        options["capacity"] = _nbytes(server, options["capacity"])
+        options["capacity"] = _nbytes(server, "capacity", options["capacity"])
+    if "path" in options:
+        options["path"] = str(Path(path).parent / options["path"])
     if "checkpoint" in options:
         options["checkpointer"] = _checkpointer(path, options.pop("checkpoint"))
     auth = _auth(path, options.pop("auth", None))
@@ -166,7 +171,7 @@ def read(path: str) -> ServeConfig:
     return ServeConfig(tables, options, auth)
 
 
-def _nbytes(section: _Section, value: int | str) -> int:
+def _nbytes(section: _Section, key: str, value: int | str) -> int:
     if isinstance(value, int):
         return value
     for unit, shift in _UNITS.items():
@@ -174,7 +179,7 @@ def _nbytes(section: _Section, value: int | str) -> int:
         if value.endswith(unit) and number.replace(".", "", 1).isdecimal():
             return int(float(number) * (1 << shift))
     expected = f"bytes, or a number and one of {', '.join(_UNITS)}"
-    raise section.wrong("capacity", value, expected)
+    raise section.wrong(key, value, expected)
 
 
 def _auth(path: str, values: dict[str, Any] | None) -> tuple[str, str] | None:
@@ -220,6 +225,9 @@ def _table(section: _Section) -> Table:
         "stripes": section.take("stripes", int, "a number of stripes", None),
         "compress": section.take("compress", str, "'lz4' or 'none'", None),
     }
+    most = section.take("max_bytes", (int, str), 'bytes, or text like "4GiB"', None)
+    if most is not None:
+        arguments["max_bytes"] = _nbytes(section, "max_bytes", most)
     signature = section.take("signature", dict, "a table [table.signature]", None)
     section.finish()
     if signature is not None:

@@ -91,11 +91,13 @@ def test_what_the_file_says(tmp_path: Path) -> None:
 
 
 def test_where_checkpoints_go(tmp_path: Path) -> None:
-    text = "[server]\ncheckpoint = 'saved'\nbridge_workers = 2\n" + TABLE + "compress = 'lz4'"
+    text = "[server]\ncheckpoint = 'saved'\nbridge_workers = 2\npath = 'disk'\n" + TABLE
+    text += "compress = 'lz4'\nmax_bytes = '2MiB'\n"
     config = serve_config.read(written(tmp_path, text))
     made = config.options.pop("checkpointer").internal_checkpointer()
     assert made == DefaultCheckpointer(tmp_path / "saved").internal_checkpointer()
-    assert config.options == {"bridge_workers": 2}
+    assert config.options == {"bridge_workers": 2, "path": str(tmp_path / "disk")}
+    assert config.tables[0].config().max_bytes == 2 << 20
     assert config.tables[0].config().compress == "lz4"
     text = """
         [server.checkpoint]
@@ -142,6 +144,8 @@ WRONG = [
     (CHECKPOINT + "every_inserts = 0.5" + TABLE, "got every_inserts = 0.5; expected a number of"),
     (CHECKPOINT + "settings = 'new'" + TABLE, "Got settings 'new' for a checkpointer; expected"),
     (CHECKPOINT + "evry = 1" + TABLE, "got evry = 1; expected no key but path, every_seconds"),
+    (TABLE + "max_bytes = 'much'", "[[table]] 't': got max_bytes = 'much'; expected bytes, or a n"),
+    (TABLE + "max_bytes = -5", "[[table]] 't': "),
     (TABLE + "compress = 'zip'", "[[table]] 't': "),
     (TABLE + "compress = true", "[[table]] 't': got compress = True; expected 'lz4' or 'none'"),
     ("[server.auth]\nsecret = 's'" + TABLE, "[server.auth]: got no clients; expected"),
