@@ -1045,6 +1045,27 @@ cdef class WriterCore:
         finally:
             self.leave()
 
+    def row_buffers(self):
+        """The bytes of the last row, each of `row_columns` in memory of its own.
+
+        For large ones: memory of the pool, which is mapped already, and our own copy.
+        """
+        cdef Column c
+        cdef Buffer b
+        cdef list out = []
+        self.enter()
+        try:
+            for number in self.row_columns:
+                c = self.columns[number]
+                b = Buffer(c.row_bytes)
+                sr_copy(
+                    b.base, cell_at(self, &c.ring[(c.count - 1) & c.mask], c.row_bytes),
+                    c.row_bytes)
+                out.append(memoryview(b))
+        finally:
+            self.leave()
+        return out
+
     cdef int append_arrays(self, Group group, list arrays, Py_ssize_t n, bint close) except -1:
         cdef Py_buffer bufs[SR_COLUMNS_MAX]
         cdef const void *src[SR_COLUMNS_MAX]

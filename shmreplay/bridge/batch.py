@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from shmreplay.bridge.wire import Reader, Writer
 from shmreplay.errors import InvalidArgumentError, ProtocolError
 from shmreplay.item_schema import Column, ItemSchema
 from shmreplay.replay_sample import INFO_DTYPES
+from shmreplay.spec import DTYPE_CODES
 
 if TYPE_CHECKING:
     from shmreplay.bridge.client import RemoteSession
@@ -24,6 +25,8 @@ Array = npt.NDArray[Any]
 
 _INFO = (*INFO_DTYPES, np.dtype(np.uint64))
 """Dtypes of what is said of each item: the fields of an info, and when it was inserted."""
+
+_WORD: Final = DTYPE_CODES[np.dtype(np.uint64)]
 
 
 class _Lease:
@@ -222,10 +225,10 @@ def read_samples(session: RemoteSession, table: int, sequence: int, reader: Read
         if reader.u8():
             connection.learn_schema(number, reader.blob())
         count = reader.count(limits.MAX_BATCH, "items")
-        info = [reader.array() for _ in _INFO]
+        info = _read_info(reader, count)
         schema = connection.schema(number)
         columns = [reader.array() for _ in schema.columns]
-        _check_group(schema, count, info, columns)
+        _check_group(schema, count, columns)
         groups.append(_Group(number, info, columns, lease))
     reader.finish()
     if lease is not None:
@@ -233,13 +236,26 @@ def read_samples(session: RemoteSession, table: int, sequence: int, reader: Read
     return RemoteBatch(session, table, groups)
 
 
-def _check_group(
-    schema: ItemSchema, count: int, info: Sequence[Array], columns: Sequence[Array]
-) -> None:
-    good = all(
-        array.shape == (count,) and array.dtype == dtype
-        for array, dtype in zip(info, _INFO, strict=True)
-    )
+def _read_info(reader: Reader, count: int) -> list[Array]:
+    """The arrays of what is said of each item, which travel as one."""
+    words = reader.array()
+    if words.shape != (len(_INFO), count) or words.dtype != np.uint64:
+        raise ProtocolError(f"infos of shape {list(words.shape)} of {count} items")
+    return [
+        row.view(dtype) if dtype.itemsize == 8 else row.view(np.int64).astype(dtype)
+        for row, dtype in zip(words, _INFO, strict=True)
+    ]
+
+
+def _write_info(body: Writer, info: Sequence[Array]) -> None:
+    """One array: at a few items, each that is sent takes longer than its bytes."""
+    words = [array if array.itemsize == 8 else array.astype(np.int64) for array in info]
+    data = b"".join([array.tobytes() for array in words])
+    body.raw(_WORD, (len(info), len(info[0])), data)
+
+
+def _check_group(schema: ItemSchema, count: int, columns: Sequence[Array]) -> None:
+    good = True
     for column, array in zip(schema.columns, columns, strict=True):
         lead = 1 if column.squeezed else 2
         good = good and array.dtype == column.dtype and array.ndim == lead + len(column.shape)
@@ -306,5 +322,6 @@ def _write_group(
     if text is not None:
         body.text(text)
     body.u32(len(info[0]))
-    for array in (*info, *columns):
+    _write_info(body, info)
+    for array in columns:
         body.array(array)

@@ -19,10 +19,10 @@ from shmreplay.bridge.protocol import (
     GONE,
     HELD,
     INSERTED,
-    ITEM_BODY,
+    ITEM,
     LISTED,
     REFERENCE,
-    REPLACE_BODY,
+    REPLACE,
     SQUEEZED,
     STATE,
     Op,
@@ -50,7 +50,7 @@ class _BridgeWriter(TrajectoryWriter):
         """The channel has looked: there is room."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Item:
     """An item as it came."""
 
@@ -133,18 +133,20 @@ class Channel:
             raise ProtocolError(f"an item of number {first}")
         number = first
         while not reader.at_end:
-            op = reader.u8()
+            op = reader.peek()
             if op == Op.ITEM or op == Op.REPLACE:
                 read = _read_item if op == Op.ITEM else _read_replacement
                 item = read(reader, number)
-                if number <= max(settled, self.receipt.done) or number in refused:
+                if number <= settled or number <= self.receipt.done or number in refused:
                     self._dealt_with(item, states)
-                else:
+                elif op == Op.REPLACE or self._may_wait(item):
                     yield from self._item(item, op == Op.REPLACE, states)
+                else:
+                    self._item_at_once(item, states)
                 self._last = number
                 number += 1
             else:
-                self._other(op, reader)
+                self._other(reader.u8(), reader)
         reader.finish()
         body = Writer()
         body.u64(self.settled)
@@ -281,32 +283,53 @@ class Channel:
 
     # ------------------------------------------------------------------ items
 
+    def _may_wait(self, item: _Item) -> bool:
+        return (
+            not math.isnan(item.timeout) or len(self.writer.pending) >= limits.WRITER_WINDOW_ITEMS
+        )
+
+    def _item_at_once(self, item: _Item, states: Writer) -> None:
+        """As `_item`, of a new item that never waits: most are, and generators take their time."""
+        try:
+            name = self._name(item)
+            key = self._create(item, name, self._trajectory(item))
+        except ProtocolError:
+            raise
+        except errors.ReverbError as error:
+            _note_failure(states, error)
+        else:
+            states.meta += STATE.pack(HELD if key is None else INSERTED, key or 0)
+
     def _item(self, item: _Item, replace: bool, states: Writer) -> Work:
         """Does what is to be done with an item, and notes what became of it."""
         try:
-            name = self._names.get(item.table)
-            if name is None:
-                raise ProtocolError(f"an item for table {item.table}, which is not there")
+            name = self._name(item)
             trajectory = self._trajectory(item)
             if replace:
                 there = yield from self._replace(item, name, trajectory)
                 state, key = (INSERTED, item.key) if there else (GONE, 0)
             elif math.isnan(item.timeout):
-                key = yield from self._create(item, name, trajectory)
-                state = HELD if key is None else INSERTED
+                yield from self._window()
+                made = self._create(item, name, trajectory)
+                state, key = (HELD, 0) if made is None else (INSERTED, made)
             else:
                 key = yield from self._insert(item, name, trajectory)
                 state = INSERTED
         except ProtocolError:
             raise
         except errors.ReverbError as error:
-            states.meta += STATE.pack(FAILED, 0)
-            encode_error(states, error)
+            _note_failure(states, error)
         else:
-            states.meta += STATE.pack(state, key or 0)
+            states.meta += STATE.pack(state, key)
 
-    def _create(self, item: _Item, name: str, trajectory: Any) -> Work:
-        """Inserts an item, or holds it back; waits where the window is full, unless cancelled."""
+    def _name(self, item: _Item) -> str:
+        name = self._names.get(item.table)
+        if name is None:
+            raise ProtocolError(f"an item for table {item.table}, which is not there")
+        return name
+
+    def _window(self) -> Work:
+        """Waits where as many items as may be are held back, unless cancelled."""
         writer, task = self.writer, self.tasks[0]
         while len(writer.pending) >= limits.WRITER_WINDOW_ITEMS:
             before = len(writer.pending)
@@ -318,9 +341,12 @@ class Channel:
                         " created."
                     )
                 yield self.held_back()
+
+    def _create(self, item: _Item, name: str, trajectory: Any) -> int | None:
+        """Inserts an item, or holds it back (None)."""
         priority = None if math.isnan(item.priority) else item.priority
-        writer.session.use_receipt(self.receipt.number, item.number)
-        return writer.create_item(name, priority, trajectory)
+        self.writer.session.use_receipt(self.receipt.number, item.number)
+        return self.writer.create_item(name, priority, trajectory)
 
     def _replace(self, item: _Item, name: str, trajectory: Any) -> Work:
         """Gives an item other data. Its result says whether it is there."""
@@ -411,13 +437,18 @@ def _path(text: str) -> tuple[Any, ...]:
     return tuple(path)
 
 
+def _note_failure(states: Writer, error: errors.ReverbError) -> None:
+    states.meta += STATE.pack(FAILED, 0)
+    encode_error(states, error)
+
+
 def _read_item(reader: Reader, number: int) -> _Item:
-    table, schema, priority, timeout, n = reader.unpack(ITEM_BODY)
+    _, table, schema, priority, timeout, n = reader.unpack(ITEM)
     return _Item(number, table, schema, priority, timeout, 0, _read_references(reader, n))
 
 
 def _read_replacement(reader: Reader, number: int) -> _Item:
-    table, schema, key, n = reader.unpack(REPLACE_BODY)
+    _, table, schema, key, n = reader.unpack(REPLACE)
     return _Item(number, table, schema, math.nan, math.nan, key, _read_references(reader, n))
 
 

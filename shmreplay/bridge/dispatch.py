@@ -70,6 +70,8 @@ class Dispatcher:
         self._scheduler = Scheduler(self._operations.may_help)
         self._sessions: dict[bytes, Session] = {}
         self._peers: dict[bytes, Session] = {}
+        # Those with something that could not be sent yet: few, of however many.
+        self._behind: set[Session] = set()
         self._strangers: OrderedDict[bytes, None] = OrderedDict()
         self._nbytes = 0
         self._ports = ports
@@ -82,7 +84,7 @@ class Dispatcher:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do before the next message."""
-        return self._scheduler.idle and not any(s.backlog for s in self._peers.values())
+        return self._scheduler.idle and not self._behind
 
     def turn(self) -> None:
         """Lets what waits try again."""
@@ -353,6 +355,7 @@ class Dispatcher:
             return
         if session.backlog or not self._send_to(session.peer, frames):
             session.backlog.append(frames)
+            self._behind.add(session)
 
     def _send_to(self, peer: bytes, frames: list[Any]) -> bool:
         """False where the peer takes no more now. To one that is gone nothing is sent."""
@@ -365,12 +368,14 @@ class Dispatcher:
         return sent != Sent.LATER
 
     def _send_backlogs(self) -> None:
-        for session in list(self._peers.values()):
+        for session in list(self._behind):
             while session.backlog and session.peer is not None:
                 frames = session.backlog.popleft()
                 if not self._send_to(session.peer, frames):
                     session.backlog.appendleft(frames)
                     break
+            else:
+                self._behind.discard(session)
 
     # ------------------------------------------------------------------ ends
 
@@ -390,6 +395,7 @@ class Dispatcher:
     def _drop(self, session: Session) -> None:
         """Ends a session: what it waits for is given up, what it did not deliver goes back."""
         self._sessions.pop(session.identity, None)
+        self._behind.discard(session)
         if session.peer is not None:
             self._peers.pop(session.peer, None)
         for task in list(session.tasks.values()):

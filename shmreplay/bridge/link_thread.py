@@ -136,7 +136,11 @@ class LinkThread:
             return False
         if not self._line.is_open and now >= self._try_at:
             self._connect()
-        due = limits.BRIDGE_HEARTBEAT_S / 2 if self._line.is_open else self._try_at - now
+        if self._connected:
+            # Not before there is a sign of life to give: a process may have many links.
+            due = max(self._said_at + limits.BRIDGE_HEARTBEAT_S - now, 0.0)
+        else:
+            due = limits.BRIDGE_HEARTBEAT_S / 2 if self._line.is_open else self._try_at - now
         came, end = self._line.wait(due)
         if came:
             self._receive()

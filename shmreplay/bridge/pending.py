@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from shmreplay import errors
-from shmreplay.bridge.protocol import FAILED, Kind, decode_error
+from shmreplay.bridge.protocol import FAILED, STATE, Kind, decode_error
 from shmreplay.bridge.wire import Reader, Writer
 
 __all__ = ["Entry", "Pending", "State", "WriterLog", "read_written"]
@@ -262,7 +262,7 @@ def read_written(reader: Reader, items: int) -> tuple[int, list[State]]:
         raise errors.ProtocolError(f"an answer about {n} items; {items} were sent")
     states: list[State] = []
     for _ in range(n):
-        state, key = reader.u8(), reader.u64()
+        state, key = reader.unpack(STATE)
         states.append((state, key, decode_error(reader) if state == FAILED else None))
     reader.finish()
     return settled, states

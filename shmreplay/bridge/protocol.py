@@ -21,13 +21,11 @@ __all__ = [
     "INFO",
     "INSERTED",
     "ITEM",
-    "ITEM_BODY",
     "LISTED",
     "LISTED_FIELDS",
     "MAGIC",
     "REFERENCE",
     "REPLACE",
-    "REPLACE_BODY",
     "REQUESTS",
     "SET_LIMITER",
     "SET_MAX_SIZE",
@@ -101,14 +99,8 @@ class Op(enum.IntEnum):
 ITEM: Final = struct.Struct("<BHIddH")
 """Op.ITEM, table, structure, priority (NaN: None), timeout (NaN: hold back), columns."""
 
-ITEM_BODY: Final = struct.Struct("<HIddH")
-"""The same without the first byte."""
-
 REPLACE: Final = struct.Struct("<BHIQH")
 """Op.REPLACE, table, structure, key, columns."""
-
-REPLACE_BODY: Final = struct.Struct("<HIQH")
-"""The same without the first byte."""
 
 CHANGE: Final = struct.Struct("<HBqqdqdd")
 """Table, what changes, max_size, max_times_sampled, samples_per_insert, min_size_to_sample,

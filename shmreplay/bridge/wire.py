@@ -180,6 +180,10 @@ class Reader:
         self._at = at + n
         return self._meta[at : at + n]
 
+    def peek(self) -> int:
+        """The next byte of the meta part, which there is; it stays."""
+        return self._meta[self._at]
+
     def rest(self) -> memoryview:
         """What is left of the meta part."""
         return self.take(self._end - self._at)

@@ -142,7 +142,7 @@ class _Run:
 
     def __init__(self, numbers: tuple[int, ...], close: bool, most: int) -> None:
         self.numbers = numbers
-        self.buffers = [bytearray() for _ in numbers]
+        self.buffers: list[Any] = [bytearray() for _ in numbers]
         self.close = close
         self.most = most
         self.count = 0
@@ -206,7 +206,9 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             self._encode_run()
             nbytes = sum(self.columns[k].row_bytes for k in numbers)
             run = self._run = _Run(numbers, close, steps_of_a_run(nbytes))
-        if numbers:
+        if run.most == 1 and numbers:
+            run.buffers = self.row_buffers()
+        elif numbers:
             self.stage_row(run.buffers)
         run.count += 1
         if run.count >= run.most or not close:
@@ -338,9 +340,11 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         """Priority (NaN for None), structure as the server knows it, reference of each column."""
         self._raise_remote()
         value, schema, references = self.item_references(number, table, priority, trajectory)
-        owners: set[Any] = {reference[0] for reference in references}
-        for owner in owners - {self}:
-            owner.push()  # before this item is sent, its steps are
+        owner: Any
+        for reference in references:
+            owner = reference[0]
+            if owner is not self:
+                owner.push()  # before this item is sent, its steps are
         return value, self._schema_number(schema), references
 
     def _encode_references(self, references: list[Any]) -> None:
