@@ -105,6 +105,17 @@ class _Stream:
     def nbytes(self) -> int:
         return len(self.body.meta) + self.body.nbytes
 
+    @property
+    def worth_sending(self) -> bool:
+        """Whether what there is goes now: a message costs more than many items in it.
+
+        With nothing on its way it does, so that nobody waits; else once it is as much as pays, and
+        the rest when an answer comes.
+        """
+        if self.in_flight == 0 or self.nbytes >= limits.BRIDGE_RUN_BYTES:
+            return True
+        return self.in_flight < limits.BRIDGE_PIPELINE and self.items >= limits.BRIDGE_RUN_STEPS
+
     def send(self, callback: Callable[[Pending], None], wait: bool) -> Pending | None:
         """Sends what there is."""
         if self.empty:
@@ -190,6 +201,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
                 self._raise_remote()
             super().append(data, partial_step=partial_step)
             self._note_row(not partial_step)
+        self._push_what_waits()
 
     def place_close(self, keep: bool) -> None:
         """Ends a step that was written in place."""
@@ -406,15 +418,14 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         return sent
 
     def _push_soon(self) -> None:
-        """Sends at once while little is on its way; else what comes shares the next message."""
-        stream = self._stream
-        if stream.in_flight < limits.BRIDGE_PIPELINE or stream.nbytes >= limits.BRIDGE_RUN_BYTES:
+        """Sends at once while nothing is on its way; else what comes shares the next message."""
+        if self._stream.worth_sending:
             self._push()
 
     def _push_what_waits(self) -> None:
         """After an answer came while the lock was held: what waited for it is sent now."""
         stream = self._stream
-        if stream.items and stream.in_flight < limits.BRIDGE_PIPELINE:
+        if stream.items and stream.worth_sending:
             with self._order:
                 self._push_soon()
 
@@ -428,7 +439,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             for _, _, error in pending.states:
                 stream.item_error = stream.item_error or error
         # Whoever has the lock looks again after giving it back.
-        if stream.items and self._order.acquire(blocking=False):
+        if stream.items and stream.worth_sending and self._order.acquire(blocking=False):
             try:
                 if stream.items and stream.error is None:
                     self._push(wait=False)
