@@ -1,13 +1,16 @@
 """What does a client on another host get, over the bridge?
 
 Over the loopback, server and client in processes of their own, beside the same bytes sent by bare
-pyzmq in the same pattern. The figures are those of one client.
+pyzmq in the same pattern. The figures are those of one client, but for the last cases: four clients,
+each in a process of its own, and how the sum holds as more come than there are processors for.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import socket
+import statistics
+import time
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -16,8 +19,8 @@ import numpy as np
 import zmq
 
 from bench import library
-from bench.harness import Bench, Contender, Measure, TimedLoop
-from bench.processes import context
+from bench.harness import Bench, Contender, Measure, Reading, TimedLoop
+from bench.processes import Work, context, crew_measure
 
 NAME = "bridge"
 QUESTION = "What does a client on another host get, over the bridge?"
@@ -36,6 +39,13 @@ SAMPLE_AHEAD = "shmreplay sampler"
 RAW_PUSH = "bare pyzmq, the same bytes pushed"
 RAW_PULL = "bare pyzmq, the same bytes pulled"
 READY_SECONDS = 60.0
+SAMPLE_MEDIAN = "shmreplay sample_batch, the median"
+SAMPLE_P99 = "shmreplay sample_batch, the 99th percentile"
+CLIENTS = (1, 4, 16, 64, 200)
+CLIENT_PROCESSES = 4
+LOAD_BYTES = 400
+LOAD_ITEMS = 32
+"""Items that a client of many writes, and then samples, before the next one's turn."""
 STREAM = 64
 """Items between two calls of `flush`, in the case that has one at all."""
 
@@ -148,6 +158,55 @@ def _samples(stack: ExitStack, size: int, n: int) -> Measure:
     return TimedLoop(loop)
 
 
+def _percentile(stack: ExitStack, size: int, percent: int) -> Measure:
+    """So long takes a sample of one item, in so many of a hundred calls at most."""
+    client = _client(stack, size)
+
+    def measure(seconds: float) -> Reading:
+        times: list[float] = []
+        start = time.perf_counter()
+        while len(times) < 2 or time.perf_counter() < start + seconds:
+            before = time.perf_counter()
+            client.sample_batch(library.TABLE, 1)
+            times.append(time.perf_counter() - before)
+        return Reading(1, statistics.quantiles(times, n=100)[percent - 1])
+
+    return measure
+
+
+def write_and_sample(stack: ExitStack, port: int, clients: int) -> Work:
+    """Work of a process with so many clients, whose turns it is one after the other."""
+    reverb = library.require()
+    step = {"x": np.random.default_rng(0).integers(0, 256, LOAD_BYTES, np.uint8)}
+    ends: list[tuple[Any, Any]] = []
+    for _ in range(clients):
+        client = stack.enter_context(reverb.Client(f"tcp://127.0.0.1:{port}"))
+        writer = client.trajectory_writer(1, confirm=False)
+        stack.callback(writer.close)
+        sampler = client.sampler(library.TABLE, LOAD_ITEMS, prefetch=1)
+        ends.append((writer, stack.enter_context(sampler)))
+    turn = 0
+
+    def loop(calls: int) -> None:
+        nonlocal turn
+        for _ in range(calls):
+            writer, sampler = ends[turn % clients]
+            turn += 1
+            for _ in range(LOAD_ITEMS):
+                writer.append(step)
+                writer.create_item(library.TABLE, 1.0, {"x": writer.history["x"][-1]})
+            next(sampler)
+
+    loop(clients)
+    return Work(loop, 1)
+
+
+def _many(stack: ExitStack, clients: int) -> Measure:
+    port = _start(stack, serve_table, LOAD_BYTES)
+    processes = min(clients, CLIENT_PROCESSES)
+    return crew_measure(stack, write_and_sample, [(port, clients // processes)] * processes)
+
+
 def _sampler(stack: ExitStack, size: int) -> Measure:
     client = _client(stack, size)
     sampler = stack.enter_context(client.sampler(library.TABLE, batch_of(size), prefetch=AHEAD))
@@ -229,3 +288,23 @@ def run(bench: Bench) -> None:
             bytes_per_item=size,
             items_per_call=n,
         )
+    for size in QUICK_SIZES if bench.settings.quick else SIZES:
+        bench.compare(
+            NAME,
+            f"how long a sample of one of {size} B takes",
+            [
+                Contender(SAMPLE_MEDIAN, partial(_percentile, size=size, percent=50), ours=True),
+                Contender(SAMPLE_P99, partial(_percentile, size=size, percent=99), ours=True),
+            ],
+            bytes_per_item=size,
+        )
+    bench.compare(
+        NAME,
+        f"clients that each write {LOAD_ITEMS} of {LOAD_BYTES} B and sample as many",
+        [
+            Contender(f"shmreplay, {n} clients", partial(_many, clients=n), ours=True)
+            for n in CLIENTS
+        ],
+        bytes_per_item=LOAD_BYTES,
+        items_per_call=2 * LOAD_ITEMS,
+    )
