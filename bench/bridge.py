@@ -1,8 +1,8 @@
 """What does a client on another host get, over the bridge?
 
 Over the loopback, server and client in processes of their own, beside the same bytes sent by bare
-pyzmq in the same pattern. The figures are those of one client, but for the last cases: four clients,
-each in a process of its own, and how the sum holds as more come than there are processors for.
+pyzmq in the same pattern. The figures are those of one client, but for the last case: how the sum
+holds as more clients come than there are processors for.
 """
 
 from __future__ import annotations
