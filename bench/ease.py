@@ -5,7 +5,8 @@
 Each contender gets a new virtual environment and pip without its cache, then runs its program of
 `ease_programs`: a prioritized buffer, a thousand steps in, 32 out, their priorities back. Seconds
 are those of one run, from `pip install` to the end of the program; downloads are in, so that the
-network counts. Lines are those with code on them. Together it takes some minutes and 9 GB.
+network counts. Lines are those with code on them. Together it takes some minutes and 9 GB. Names
+choose whom to measure anew; the others' figures stay.
 """
 
 from __future__ import annotations
@@ -95,6 +96,14 @@ def measure(name: str) -> Ease:
         return Ease(name, lines, spent[0], spent[1], (size_of(home) - empty) / 1e6)
 
 
+def last() -> list[Ease]:
+    """What the last run found; nothing if there was none."""
+    record = RESULTS / "ease.json"
+    if not record.exists():
+        return []
+    return [Ease(**one) for one in json.loads(record.read_text(encoding="utf-8"))["contenders"]]
+
+
 def table(found: Sequence[Ease]) -> str:
     """The Markdown table that README.md shows."""
     rows = [
@@ -114,13 +123,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = parser.parse_args(argv).names or list(INSTALLS)
     if unknown := sorted(set(names) - set(INSTALLS)):
         parser.error(f"no such contender: {', '.join(unknown)}; there are {', '.join(INSTALLS)}")
-    found = []
+    found = [] if set(names) == set(INSTALLS) else [one for one in last() if one.name not in names]
     for name in names:
         sys.stdout.write(f"{name} ...\n")
         sys.stdout.flush()
         found.append(measure(name))
         if found[-1].problem:
             sys.stderr.write(f"{name}: {found[-1].problem}\n")
+    found.sort(key=lambda one: list(INSTALLS).index(one.name))
     record = {"python": platform.python_version(), "contenders": [asdict(one) for one in found]}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "ease.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

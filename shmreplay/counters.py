@@ -29,7 +29,9 @@ class Key(NamedTuple):
 
 STORE: Final = {
     "capacity_bytes": Key(GAUGE, "Bytes that the store may take of /dev/shm."),
-    "committed_bytes": Key(GAUGE, "Bytes that it has taken: the sum of the next four."),
+    "committed_bytes": Key(
+        GAUGE, "Bytes that it has taken: the sum of the next four and margin_bytes."
+    ),
     "fixed_bytes": Key(GAUGE, "Of these for what every store needs: header, places, settings."),
     "index_bytes": Key(GAUGE, "Of these for slots of items, selectors and rings of events."),
     "arena_used_bytes": Key(GAUGE, "Of these for steps and trajectories."),
@@ -38,6 +40,15 @@ STORE: Final = {
     "arena_allocations": Key(GAUGE, "Blocks, trajectories and records that are in use."),
     "compressed_raw_bytes": Key(GAUGE, "Bytes of steps that are kept compressed, uncompressed."),
     "compressed_stored_bytes": Key(GAUGE, "What these take of arena_used_bytes."),
+    "block_bytes": Key(GAUGE, "Of what is used: blocks of steps."),
+    "trajectory_bytes": Key(GAUGE, "Of what is used: trajectories, which say what items refer to."),
+    "pinned_bytes": Key(GAUGE, "Of what is used: what only who reads or writes it just now keeps."),
+    "episode_bytes": Key(GAUGE, "Of what is used: records of episodes."),
+    "ledger_bytes": Key(GAUGE, "Of what is used: lists of what each writer and sampler holds."),
+    "schema_bytes": Key(GAUGE, "Of what is used: structures of items."),
+    "margin_bytes": Key(GAUGE, "Of the arenas: what begins and ends them."),
+    "free_bytes": Key(GAUGE, "Of what is free: in one piece, at the end of an arena."),
+    "fragmented_bytes": Key(GAUGE, "Of what is free: gaps between what is used."),
     "participants": Key(GAUGE, "Processes that are attached, with those that died just now."),
     "sessions": Key(GAUGE, "Places in use of writers, samplers and calls of clients."),
     "borrowed_batches": Key(GAUGE, "Batches that are lent as views."),
@@ -68,6 +79,9 @@ TABLE: Final = {
     "size": Key(GAUGE, "Items in the table."),
     "max_size": Key(GAUGE, "Items that it may hold."),
     "max_size_limit": Key(GAUGE, "What max_size may be raised to while it is in use."),
+    "max_bytes": Key(GAUGE, "Bytes that its items may keep; 0: no bound."),
+    "data_bytes": Key(GAUGE, "Bytes that its items keep; counted where max_bytes is set, else 0."),
+    "index_bytes": Key(GAUGE, "Bytes of its slots, selectors and ring of events."),
     "max_times_sampled": Key(GAUGE, "Samples after which an item leaves; 0: no bound."),
     "inserts": Key(COUNTER, "Items inserted."),
     "samples": Key(COUNTER, "Items sampled."),
