@@ -257,6 +257,7 @@ cdef extern from "_core/remote.h" nogil:
     int sr_receipt_open(sr_store *st, const uint64_t *name, uint64_t lane, uint32_t owner,
                         uint32_t *number)
     void sr_receipt_close(sr_store *st, uint32_t number)
+    void sr_receipt_take(sr_store *st, uint32_t number, uint32_t owner)
     void sr_receipt_note(sr_store *st, uint32_t number, uint64_t done, uint64_t key)
     int sr_receipt_get(sr_store *st, uint32_t number, sr_receipt_info *out)
     int sr_receipts(sr_store *st, uint32_t *n)

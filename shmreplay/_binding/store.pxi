@@ -382,6 +382,11 @@ cdef class Store:
         self.usable()
         sr_receipt_close(&self.st, number)
 
+    def receipt_take(self, uint32_t number, uint32_t owner):
+        """The receipt of one who is gone is another's from now on."""
+        self.usable()
+        sr_receipt_take(&self.st, number, owner)
+
     def receipt_note(self, uint32_t number, uint64_t done, uint64_t key):
         """Write into a receipt what is no insert."""
         self.usable()

@@ -79,6 +79,15 @@ void sr_receipt_close(sr_store *st, uint32_t number) {
     }
 }
 
+void sr_receipt_take(sr_store *st, uint32_t number, uint32_t owner) {
+    SR_GUARDED(st, (void)0)
+    if (number >= used(st)) return;
+    sr_receipt *r = receipt_at(st, number);
+    if (atomic_load_explicit(&r->state, memory_order_relaxed) < SR_RECEIPT_OWNED) return;
+    /* SYNC POINT: release, as where it is opened. Crash: it is the one's or the other's. */
+    atomic_store_explicit(&r->state, owner + SR_RECEIPT_OWNED, memory_order_release);
+}
+
 void sr_receipt_note(sr_store *st, uint32_t number, uint64_t done, uint64_t key) {
     SR_GUARDED(st, (void)0)
     if (number >= used(st)) return;

@@ -18,6 +18,8 @@ typedef struct {
 int sr_receipt_open(sr_store *st, const uint64_t name[2], uint64_t lane, uint32_t owner,
                     uint32_t *number);
 void sr_receipt_close(sr_store *st, uint32_t number);
+/* It is another's from now on, as are all that his predecessors left. */
+void sr_receipt_take(sr_store *st, uint32_t number, uint32_t owner);
 /* Write down what is no insert. Only by its owner, while no insert is on its way. */
 void sr_receipt_note(sr_store *st, uint32_t number, uint64_t done, uint64_t key);
 /* 0 where it is free. */
