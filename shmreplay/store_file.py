@@ -107,9 +107,15 @@ def create(path: str, size: int) -> int:
 
     Raises:
         FileExistsError: There is something at the path.
-        InvalidArgumentError: The file system does not have files as long.
+        InvalidArgumentError: The file system does not have files as long, or none at all.
     """
-    fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, _MODE)
+    try:
+        fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, _MODE)
+    except FileNotFoundError as error:
+        raise InvalidArgumentError(
+            f"Got the path {path} for a store, where no file can be made ({error.strerror});"
+            " expected one in a directory of a file system that has files."
+        ) from error
     try:
         os.fchmod(fd, _MODE)
         # Its last byte makes it as long; the core allocates what it uses before it does.

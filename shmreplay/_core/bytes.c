@@ -63,6 +63,13 @@ static void add_bytes(sr_table *t, int64_t bytes) {
     if (bytes != 0) atomic_fetch_add_explicit(&t->data_bytes, bytes, memory_order_relaxed);
 }
 
+/* Under which the rows of a block that lie apart move. */
+static sr_mutex *lock_of(const sr_store *st, const sr_block *b) {
+    uint32_t arena = sr_arena_number(st, (uint64_t)((const char *)b - st->base));
+    SR_ASSERT(arena != SR_NONE);
+    return &sr_arena_at(st, arena)->lock;
+}
+
 /* `locked`: all locks of the store are held. */
 static void count_item(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref, int come,
                        int locked) {
@@ -71,9 +78,7 @@ static void count_item(const sr_store *st, sr_table *t, uint32_t table, uint64_t
     for (uint32_t i = 0; (b = block_of(st, ref, i)) != NULL; i++) {
         sr_mutex *lock = NULL;
         if (!locked && SR_UNLIKELY(sr_lies_apart(b))) {
-            uint32_t arena = sr_arena_number(st, (uint64_t)((char *)b - st->base));
-            SR_ASSERT(arena != SR_NONE);
-            lock = &sr_arena_at(st, arena)->lock;
+            lock = lock_of(st, b);
             /* A repair is due, which counts all of it. */
             if (sr_lock_inner((sr_store *)(uintptr_t)st, lock) != SR_OK) continue;
         }
@@ -185,12 +190,23 @@ const char *sr_bytes_check(const sr_store *st, sr_table *t, uint32_t table) {
 
 /* ------------------------------------------------------------------ before an insert */
 
-static int fit(const sr_store *st, int64_t most, uint32_t n, const sr_item *items) {
+/* A block of another writer may be packed meanwhile, and what its rows lay in be freed. */
+static int add_charge(sr_store *st, const sr_block *b, int64_t *bytes) {
+    sr_mutex *lock = SR_UNLIKELY(sr_lies_apart(b)) ? lock_of(st, b) : NULL;
+    int rc = lock == NULL ? SR_OK : sr_lock(st, lock);
+    if (rc != SR_OK) return rc;
+    *bytes += (int64_t)sr_block_charge(st, b);
+    if (lock != NULL) sr_unlock(lock);
+    return SR_OK;
+}
+
+static int fit(sr_store *st, int64_t most, uint32_t n, const sr_item *items) {
     for (uint32_t i = 0; i < n; i++) {
         int64_t bytes = record_bytes(st, items[i].ref) + episode_bytes(st);
         const sr_block *b;
         for (uint32_t k = 0; (b = block_of(st, items[i].ref, k)) != NULL; k++) {
-            bytes += (int64_t)sr_block_charge(st, b);
+            int rc = add_charge(st, b, &bytes);
+            if (rc != SR_OK) return rc;
         }
         if (bytes <= most) continue;
         *sr_last_detail() = (sr_detail){.asked = (uint64_t)bytes, .available = (uint64_t)most};

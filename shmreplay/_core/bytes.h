@@ -35,7 +35,8 @@ static inline uint64_t sr_charge(uint64_t payload) {
 /* A block's rows lie elsewhere from now on, in what takes so many more bytes. Under the lock of the
  * arena in which the block lies, where whoever counts it looks. */
 void sr_bytes_moved(const sr_store *st, sr_block *b, int64_t more);
-/* Bytes of a block with its rows, which may lie apart. */
+/* Bytes of a block with its rows, which may lie apart: then under that lock, or by the block's
+ * writer. */
 uint64_t sr_block_charge(const sr_store *st, const sr_block *b);
 void sr_bytes_enter(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref);
 void sr_bytes_leave(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref);

@@ -200,7 +200,7 @@ typedef struct {
 } sr_item;
 
 /* May each of these items be in the table alone? SR_OK; SR_TOO_LARGE: one has more bytes than
- * max_bytes; SR_INVALID, SR_CORRUPT. To be asked when items are made. No lock. */
+ * max_bytes; SR_INVALID, SR_CORRUPT. To be asked when items are made. At most an arena's lock. */
 int sr_items_fit(sr_store *st, uint32_t table, uint32_t n, const sr_item *items);
 /* Insert items in order, as many as the limiter allows now. *done says how many are in the
  * table; SR_OK if all, SR_WOULD_BLOCK if the limiter stopped it (with *seq to wait on). keys[i]

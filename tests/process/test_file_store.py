@@ -156,7 +156,9 @@ def test_what_is_in_the_way_stays(make_server: Callable[..., Server], tmp_path: 
     assert link.is_symlink()
 
 
-@pytest.mark.parametrize("path", ["", "/", "/nowhere/at/all/store", "a\nb", 3])
+@pytest.mark.parametrize(
+    "path", ["/proc/shmreplay-none", "", "/", "/nowhere/at/all/store", "a\nb", 3]
+)
 def test_a_path_that_cannot_be_is_refused(path: Any) -> None:
     with pytest.raises((errors.InvalidArgumentError, errors.ArgumentTypeError)):
         reverb.Server([table()], path=path)
