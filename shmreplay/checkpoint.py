@@ -369,8 +369,12 @@ def save(
     try:
         with checkpoint_files.locked(root) as root_fd:
             directory = checkpoint_files.new_directory(root)
-            saved = _save(native, configs, directory, _last(root), reclaim, settings.bandwidth)
-            path = checkpoint_files.publish(root, root_fd, directory)
+            try:
+                saved = _save(native, configs, directory, _last(root), reclaim, settings.bandwidth)
+                path = checkpoint_files.publish(root, root_fd, directory)
+            except BaseException:  # what was written of it would fill the disk until the next one
+                checkpoint_files.discard(directory)
+                raise
             checkpoint_files.clear_away(root, settings.keep)
     except OSError as error:
         raise CheckpointError(

@@ -26,6 +26,7 @@ from shmreplay.errors import CheckpointError
 __all__ = [
     "clear_away",
     "data_name",
+    "discard",
     "latest",
     "locked",
     "new_directory",
@@ -115,6 +116,12 @@ def new_directory(root: str) -> str:
     path = os.path.join(root, f".shmreplay-{secrets.token_hex(8)}")
     os.mkdir(path, 0o700)
     return path
+
+
+def discard(path: str) -> None:
+    """Removes what was written of a checkpoint that comes to nothing, if it is still there."""
+    if os.path.isdir(path):
+        _remove(path)
 
 
 def publish(root: str, root_fd: int, path: str) -> str:

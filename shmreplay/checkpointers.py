@@ -96,7 +96,9 @@ class DefaultCheckpointer(CheckpointerBase):
             group: Has to be empty when a checkpoint is written, as in Reverb.
             fallback_checkpoint_path: A checkpoint to load where the directory has none; if there
                 is none at this path either, the server starts empty.
-            keep: How many of the newest checkpoints stay; older ones are removed.
+            keep: How many of the newest checkpoints stay; older ones are removed. What two of
+                them have in common is on disk once, so a disk that damages it damages both: keep
+                a copy elsewhere if that must not be.
             every_seconds: The server writes one by itself each time so many seconds have passed.
             every_inserts: The same each time so many items were inserted, in all tables together.
             settings: Where the settings of a table that is loaded differ from those that the server
@@ -169,9 +171,9 @@ def default_checkpointer(group: str | None = None) -> CheckpointerBase:
 
 def _check_whole(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(f"Got {name} {value!r}; expected an int.")
+        raise ArgumentTypeError(f"Got {name} {value!r}; expected an int. Give a whole number.")
     if value < 1:
-        raise InvalidArgumentError(f"Got {name} {value}; expected at least 1.")
+        raise InvalidArgumentError(f"Got {name} {value}; expected at least 1. Give 1 or more.")
 
 
 def _above_zero(name: str, value: Any, unit: str, none: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
+from shmreplay import checkpoint, checkpoint_format
 from shmreplay.checkpointers import DefaultCheckpointer
 
 MakeServer = Callable[..., reverb.Server]
@@ -391,6 +393,29 @@ def test_a_failure_is_counted_and_logged_and_the_server_goes_on(
         assert client.server_info()["t"].current_size == 5
     with pytest.raises(reverb.errors.CheckpointError, match="cannot be read"):
         make_server([table()], checkpointer=DefaultCheckpointer(root))
+
+
+def test_what_was_written_of_a_failed_checkpoint_does_not_stay(
+    make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server([table()], checkpointer=DefaultCheckpointer(tmp_path))
+    with server.localhost_client() as client:
+        fill(client, "t", 5)
+        first = Path(client.checkpoint())
+        fill(client, "t", 5, first=5)
+
+        def full(fd: int, data: memoryview) -> None:
+            os.write(fd, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        for module in (checkpoint, checkpoint_format):  # steps; index and manifest
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "write_all", full)
+                with pytest.raises(reverb.errors.CheckpointError, match="No space left"):
+                    client.checkpoint()
+            assert os.listdir(tmp_path) == [first.name]
+            assert (first / "manifest.json").exists()
+        assert Path(client.checkpoint()).is_dir()
 
 
 def test_what_is_replaced_while_it_is_written_is_still_saved(
