@@ -174,10 +174,15 @@ class NStepWriter(_PatternWriter):
         truncated: bool,
         extras: Any,
     ) -> None:
+        before = self._rewards.copy()
         self._rewards.append(reward)
         self._terminated = terminated
         fields = self._outcome(len(self._rewards), 0)
-        self._append(observation=observation, action=action, extras=extras, **fields)
+        try:
+            self._append(observation=observation, action=action, extras=extras, **fields)
+        except BaseException:  # the step was refused: its reward belongs to no transition
+            self._rewards, self._terminated = before, False
+            raise
 
     def _outcome(self, steps: int, tail: int) -> dict[str, Any]:
         """What the last so many steps gave."""
@@ -282,7 +287,6 @@ class SequenceWriter(_PatternWriter):
         truncated: bool,
         extras: Any,
     ) -> None:
-        self._steps += 1
         if self._zeros is None:
             row = {"observation": observation, "action": action, "extras": extras}
             self._zeros = {
@@ -294,6 +298,7 @@ class SequenceWriter(_PatternWriter):
         self._append(
             observation=observation, action=action, extras=extras, mask=np.True_, **outcome
         )
+        self._steps += 1
 
     def _end(self) -> None:
         for _ in range(self._steps, self._length):

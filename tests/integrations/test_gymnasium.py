@@ -303,6 +303,35 @@ def test_a_reset_in_mid_episode_cuts_it_off(make_server: MakeServer) -> None:
     assert seen == [[0, 2, 1.5, 0.25], [1, 2, 1.0, 0.5], [10, 11, 1.0, 0.0]]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda client: NStepWriter(client, "replay", n=2, discount=0.5),
+        lambda client: NStepWriter(client, "replay", n=2, discount=0.5, stack=2),
+        lambda client: SequenceWriter(client, "replay", length=3),
+        lambda client: EpisodeItemWriter(client, "replay"),
+    ],
+    ids=["n_step", "stack", "sequence", "episode"],
+)
+def test_a_step_that_is_refused_leaves_no_trace(
+    make_server: MakeServer, make: Callable[[reverb.Client], Any]
+) -> None:
+    client = client_of(make_server)
+    written = []
+    for refuse in (False, True):
+        client.reset("replay")
+        writer = make(client)
+        writer.begin(np.zeros(2))
+        for t in range(2):
+            writer.step(t, 1.0 + t, np.full(2, 1.0 + t), False, t == 1)
+            if refuse and t == 0:
+                with pytest.raises(reverb.errors.SignatureError, match="incompatible"):
+                    writer.step(9, 100.0, np.zeros(3), True, False)
+        writer.close()
+        written.append(items_of(client, "replay"))
+    same_items(written[1], written[0])
+
+
 def test_errors(make_server: MakeServer) -> None:
     client = client_of(make_server)
     with pytest.raises(reverb.errors.InvalidArgumentError, match="n must be at least 1, got 0"):
