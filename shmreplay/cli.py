@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from shmreplay import (
+    __version__,
     command_bench,
     command_check,
     command_clean,
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Looks after the replay stores of this user in shared memory.",
         epilog="Exit codes: 0 all is well, 1 a problem was found, 2 bad usage.",
     )
+    parser.add_argument("--version", action="version", version=f"shmreplay {__version__}")
     commands = parser.add_subparsers(title="commands", required=True)
     for module in _COMMANDS:
         module.add(commands)

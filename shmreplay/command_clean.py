@@ -32,16 +32,19 @@ def run(options: argparse.Namespace) -> int:
     for name in options.names:
         check_there(name)
     removed, problems = recovery.clean(options.names or None)
+    gone = {each.name for each in removed}
+    # Where there are problems these are among what is left, and each says why.
+    in_use = [] if problems else [name for name in options.names if name not in gone]
     if options.json:
-        say_json({"removed": [each._asdict() for each in removed], "problems": problems})
+        about = {"removed": [each._asdict() for each in removed], "in_use": in_use}
+        say_json({**about, "problems": problems})
     elif not removed:
         say("nothing to remove")
     else:
         for each in removed:
             say(f"removed {each.name} ({size(each.nbytes)})")
-    if not options.json and not problems:
-        gone = {each.name for each in removed}
-        for name in [name for name in options.names if name not in gone]:
+    if not options.json:
+        for name in in_use:
             say(f"{name} is in use and stays; `shmreplay info {name}` says who uses it")
     for problem in problems:
         complain(problem)

@@ -77,7 +77,7 @@ def _not_ours(path: str, status: os.stat_result) -> StorePermissionError:
     return StorePermissionError(
         f"Got {path}, which belongs to user {status.st_uid} and has mode"
         f" {stat.filemode(status.st_mode)}; expected a regular file of user {os.geteuid()} with"
-        f" mode {_MODE:#o}. Remove it, or use another path."
+        f" mode {_MODE:#o}. Use another path, or remove what is there if nobody needs it."
     )
 
 

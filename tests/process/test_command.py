@@ -138,6 +138,7 @@ def test_bad_usage(store_name: str, command: Command, tmp_path: Path) -> None:
         command("dump", store_name, "--limit", "-3", "-o", str(tmp_path), code=2)
     command("info", "no/such", code=2)
     assert "usage: shmreplay" in command("--help")
+    assert command("--version") == f"shmreplay {reverb.__version__}\n"
 
 
 def test_the_module_is_the_command(store_name: str) -> None:
@@ -361,12 +362,17 @@ def test_clean_takes_the_dead_and_no_others(
     client.call("insert", "replay", 1)
     assert f"nothing to remove\n{store_name} is in use" in command("clean", store_name)
     server.kill()
-    assert command.json("clean", store_name) == {"removed": [], "problems": []}
+    assert command.json("clean", store_name) == {
+        "removed": [],
+        "in_use": [store_name],
+        "problems": [],
+    }
     assert client.call("sample", "replay", 1) == [1]
     client.kill()
     taken = file_of(store_name).stat().st_blocks * 512
     assert command.json("clean", store_name) == {
         "removed": [{"name": store_name, "nbytes": taken}],
+        "in_use": [],
         "problems": [],
     }
     assert store_name not in recovery.names()
