@@ -7,10 +7,12 @@ a module ``command_NAME``, whose ``add`` gives it its parser.
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Sequence
 
+import shmreplay
 from shmreplay import (
-    __version__,
     command_bench,
     command_check,
     command_clean,
@@ -60,7 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK if end.code in (0, None) else USAGE
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        code = run(options)
+        sys.stdout.flush()  # here, where an error can still be told
+        return code
+    except BrokenPipeError:  # whoever read it, as `head` does, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
     except (Usage, InvalidArgumentError) as error:
         complain(str(error))
         return USAGE
@@ -75,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Looks after the replay stores of this user in shared memory.",
         epilog="Exit codes: 0 all is well, 1 a problem was found, 2 bad usage.",
     )
-    parser.add_argument("--version", action="version", version=f"shmreplay {__version__}")
+    parser.add_argument("--version", action="version", version=f"shmreplay {shmreplay.__version__}")
     commands = parser.add_subparsers(title="commands", required=True)
     for module in _COMMANDS:
         module.add(commands)

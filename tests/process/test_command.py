@@ -69,6 +69,40 @@ def poison(name: str, table: int = 0) -> None:
         file.write((1).to_bytes(4, "little"))
 
 
+def test_who_reads_may_stop_reading(store_name: str) -> None:
+    top = [sys.executable, "-m", "shmreplay", "top", store_name, "--json", "--interval", "0.05"]
+    with reverb.Server(make_tables(), name=store_name, capacity=16 * MIB):
+        process = subprocess.Popen(
+            top,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["name"] == store_name
+        process.stdout.close()
+        with process.stderr:
+            assert process.stderr.read() == b""
+        assert process.wait(DEADLINE) == 0
+
+
+@pytest.mark.parametrize("command", ["ls", "doctor"])
+def test_what_cannot_be_written_is_a_problem(command: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "shmreplay", command],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=DEADLINE,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "shmreplay: [Errno 28] No space left on device\n"
+
+
 # --- looking ------------------------------------------------------------------------------------
 
 
