@@ -65,7 +65,7 @@ def saved(root: str) -> list[str]:
     except OSError as error:
         raise CheckpointError(
             f"Got {root!r} for checkpoints, which cannot be read ({error.strerror}); expected a"
-            " directory."
+            " directory. Give another path, or look at its rights."
         ) from error
     return sorted(
         name
@@ -96,7 +96,7 @@ def locked(root: str) -> Iterator[int]:
     except OSError as error:
         raise CheckpointError(
             f"Got {root!r} for checkpoints, which cannot be used ({error.strerror}); expected a"
-            " directory, or a place where one can be made."
+            " directory, or a place where one can be made. Give another path."
         ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

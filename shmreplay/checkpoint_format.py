@@ -148,7 +148,10 @@ def read_chunks(path: str, size: int, sums: Array) -> Iterator[tuple[int, memory
         CheckpointError: It is shorter or longer, or a chunk is damaged; says where.
     """
     if len(sums) != -(-size // DATA_CHUNK):
-        raise CheckpointError(f"{path}: Got {len(sums)} checksums for {size} bytes.")
+        raise CheckpointError(
+            f"{path}: Got {len(sums)} checksums for {size} bytes; expected one for each"
+            f" {DATA_CHUNK}. Restore another checkpoint."
+        )
     buffer = memoryview(bytearray(min(size, _READ_CHUNKS * DATA_CHUNK)))
     with _open(path) as file:
         _check_size(path, file.fileno(), size)
@@ -169,7 +172,10 @@ def _open(path: str) -> Any:
     try:
         return open(path, "rb", buffering=0)
     except OSError as error:
-        raise CheckpointError(f"{path} at offset 0: cannot be read ({error.strerror}).") from error
+        raise CheckpointError(
+            f"{path} at offset 0: cannot be read ({error.strerror}); expected a file of a"
+            " checkpoint. Restore another checkpoint, or look at its rights."
+        ) from error
 
 
 def _check_size(path: str, fd: int, size: int) -> None:
@@ -242,7 +248,10 @@ class Reader:
         with _open(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > _MANIFEST_BYTES_MAX:
-                raise CheckpointError(f"{path} at offset 0: {size} bytes are too many.")
+                raise CheckpointError(
+                    f"{path} at offset 0: {size} bytes are too many; expected at most"
+                    f" {_MANIFEST_BYTES_MAX}. Restore another checkpoint."
+                )
             text = file.read(size)
         at = text.rfind(_SUM_KEY.encode())
         end = text[at + len(_SUM_KEY) :]
@@ -255,9 +264,15 @@ class Reader:
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} at offset 0: is not JSON ({error}).") from error
+            raise CheckpointError(
+                f"{path} at offset 0: is not JSON ({error}); expected a manifest. Restore another"
+                " checkpoint."
+            ) from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise CheckpointError(f"{path} at offset 0: is not the manifest of a checkpoint.")
+            raise CheckpointError(
+                f"{path} at offset 0: is not the manifest of a checkpoint; expected one. Use the"
+                " directory of another."
+            )
         if content.get("version") != VERSION:
             raise CheckpointError(
                 f"{path} at offset 0: Got format version {content.get('version')!r}; expected"

@@ -78,8 +78,8 @@ class EpisodeWriter(abc.ABC):
         """
         if not self._in_episode:
             raise errors.WriterStateError(
-                "got a step outside of an episode; call begin() with the observation of the reset"
-                " first"
+                "got a step outside of an episode; expected begin() before it. Call it with the"
+                " observation of the reset"
             )
         if not self._began:
             self._begin(self._first, action, extras)
@@ -183,8 +183,8 @@ class EpisodeItemWriter(EpisodeWriter):
     ) -> None:
         if self._steps == self._max_steps:
             raise errors.InvalidArgumentError(
-                f"got an episode of more than max_steps={self._max_steps} steps; make the writer"
-                " with more, or end the episode earlier"
+                f"got an episode of more than max_steps={self._max_steps} steps; expected"
+                " at most these. Make the writer with more, or end the episode earlier"
             )
         row = {"observation": observation, "action": action}
         row |= outcome_of(reward, terminated, truncated)
@@ -231,5 +231,7 @@ def checked_at_least(name: str, value: Any, least: int) -> int:
     """
     number = limits.checked_int(name, value)
     if number < least:
-        raise errors.InvalidArgumentError(f"{name} must be at least {least}, got {value}")
+        raise errors.InvalidArgumentError(
+            f"{name} must be at least {least}, got {value}. Give {least} or more"
+        )
     return number

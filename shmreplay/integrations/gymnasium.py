@@ -118,7 +118,8 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         if self._ended.any() and self._mode == _DISABLED:
             raise errors.WriterStateError(
                 f"got a step while environments {np.flatnonzero(self._ended).tolist()} have ended"
-                ' or not begun; call reset(), or reset(options={"reset_mask": mask}) for those'
+                " or not begun; expected all to be in an episode. Call reset(), or"
+                ' reset(options={"reset_mask": mask}) for those'
             )
         result = self.env.step(actions)
         observations, rewards, terminations, truncations, infos = result
@@ -166,6 +167,6 @@ def _final(infos: dict[str, Any], i: int) -> Any:
         raise errors.InvalidArgumentError(
             f"environment {i} has ended and been reset in the same step, and its final observation"
             f" is not in the infos, which have {sorted(infos)}; expected it in 'final_obs', where"
-            " Gymnasium's vectors put it"
+            " Gymnasium's vectors put it. Take a vector that does"
         )
     return final

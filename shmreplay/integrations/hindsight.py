@@ -96,8 +96,8 @@ class HindsightWriter(EpisodeWriter):
     ) -> None:
         if len(self._achieved) > self._max_steps:
             raise errors.InvalidArgumentError(
-                f"got an episode of more than max_steps={self._max_steps} steps; make the writer"
-                " with more, or end the episode earlier"
+                f"got an episode of more than max_steps={self._max_steps} steps; expected"
+                " at most these. Make the writer with more, or end the episode earlier"
             )
         row = {
             "observation": observation,

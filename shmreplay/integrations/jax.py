@@ -43,8 +43,7 @@ def as_jax(structure: Any, device: Any = None) -> Any:
     def convert(path: tree.Path, array: Any) -> Any:
         if not isinstance(array, np.ndarray):
             raise errors.ArgumentTypeError(
-                f"got {type(array).__name__} at {path!r}; expected a numpy array. np.asarray makes"
-                " one"
+                f"got {type(array).__name__} at {path!r}; expected a numpy array. Use np.asarray"
             )
         try:
             return _as_array(array, device)

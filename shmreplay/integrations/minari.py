@@ -67,7 +67,8 @@ def export_table(
         if spaces and made != spaces:
             raise errors.InvalidArgumentError(
                 f"got episode {number} of table {table!r} with {made}; expected all to be like the"
-                f" first, with {spaces}. A dataset has one kind of observations and actions"
+                f" first, with {spaces}. A dataset has one kind of observations and"
+                " actions: write others to a table of their own"
             )
         spaces = made
         buffers.append(
@@ -132,7 +133,7 @@ def _checked(item: Any, number: int, table: str) -> dict[str, Any]:
     if not isinstance(item.get("extras", {}), dict):
         raise errors.InvalidArgumentError(
             f"got {where} with extras of type {type(item['extras']).__name__}; expected a dict,"
-            " which Minari calls infos"
+            " which Minari calls infos. Give each of them a name"
         )
     steps = len(item["reward"]) if np.ndim(item["reward"]) == 1 else -1
     for path, leaf in tree.flatten_with_path(item):
@@ -141,13 +142,14 @@ def _checked(item: Any, number: int, table: str) -> dict[str, Any]:
             raise errors.InvalidArgumentError(
                 f"got {where} with an array of shape {list(np.shape(leaf))} at {path!r} and rewards"
                 f" of shape {list(np.shape(item['reward']))}; expected an episode of T steps with"
-                " rewards [T], observations [T + 1, ...] and all else [T, ...]"
+                " rewards [T], observations [T + 1, ...] and all else [T, ...]. Write it"
+                " with EpisodeItemWriter"
             )
         for key in path:
             if isinstance(key, str) and ("/" in key or not key):
                 raise errors.InvalidArgumentError(
                     f"got {where} with the name {key!r}; expected names that are not empty and"
-                    " have no '/', which Minari's files keep for themselves"
+                    " have no '/', which Minari's files keep for themselves. Rename it"
                 )
     checked: dict[str, Any] = _with_tuples(item)
     return checked
@@ -178,7 +180,7 @@ def _space_of(node: Any, name: str) -> Any:
         case _:
             raise errors.InvalidArgumentError(
                 f"got {name} of dtype {dtype}; expected numbers that are not complex: Gymnasium has"
-                " no space for these"
+                " no space for these. Convert them, or leave them out"
             )
     return gymnasium.spaces.Box(low, high, shape, dtype)
 
@@ -215,7 +217,8 @@ def import_dataset(
         dataset = _load(dataset)
     if table not in client.server_info():
         raise errors.TableNotFoundError(
-            f"got table {table!r}; the server has {sorted(client.server_info())}"
+            f"got table {table!r}; expected one that the server has. Choose one of"
+            f" {sorted(client.server_info())}"
         )
     indices = dataset.episode_indices[:limit]
     steps = [int(each["total_steps"]) for each in dataset.storage.get_episode_metadata(indices)]

@@ -127,7 +127,9 @@ class NStepWriter(_PatternWriter):
         super().__init__(client, table, stack, priority)
         self._n = checked_at_least("n", n, 1)
         if not 0.0 <= discount <= 1.0:
-            raise errors.InvalidArgumentError(f"discount must be in [0, 1], got {discount}")
+            raise errors.InvalidArgumentError(
+                f"discount must be in [0, 1], got {discount}. Give 1.0 for none"
+            )
         self._discount = float(discount)
         self._rewards: deque[float] = deque(maxlen=self._n)
         self._terminated = False

@@ -107,7 +107,8 @@ class ReplayBuffer(_Base):  # type: ignore[misc]
         """
         if limits.checked_int("buffer_size", buffer_size) < 1 or n_envs < 1:
             raise errors.InvalidArgumentError(
-                f"buffer_size and n_envs must be at least 1, got {buffer_size} and {n_envs}"
+                f"buffer_size and n_envs must be at least 1, got {buffer_size} and {n_envs}."
+                " Give 1 or more"
             )
         self.buffer_size = max(int(buffer_size) // n_envs, 1)
         self.n_envs = n_envs

@@ -40,7 +40,7 @@ def as_tensors(structure: Any) -> Any:
 def _as_tensor(path: tree.Path, array: Any) -> torch.Tensor:
     if not isinstance(array, np.ndarray):
         raise errors.ArgumentTypeError(
-            f"got {type(array).__name__} at {path!r}; expected a numpy array. np.asarray makes one"
+            f"got {type(array).__name__} at {path!r}; expected a numpy array. Use np.asarray"
         )
     if not array.flags.writeable:
         raise errors.ArgumentTypeError(

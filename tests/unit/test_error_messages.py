@@ -30,12 +30,24 @@ PUBLIC: Final = (
     "address",
     "batches",
     "binding_support",
+    "checkpoint",
+    "checkpoint_files",
+    "checkpoint_format",
+    "checkpoint_restore",
     "checkpointers",
     "client",
     "connection",
     "drawing",
     "extensions",
     "inserting",
+    "integrations/episode_writers",
+    "integrations/gymnasium",
+    "integrations/hindsight",
+    "integrations/jax",
+    "integrations/minari",
+    "integrations/pattern_writers",
+    "integrations/sb3",
+    "integrations/torch",
     "limits",
     "metrics",
     "padding",
@@ -45,6 +57,7 @@ PUBLIC: Final = (
     "serve_config",
     "server",
     "spec",
+    "store_file",
     "table",
     "trajectory_writer",
     "writer",
@@ -550,8 +563,8 @@ EXPECTED: Final = re.compile(
 )
 VERBS: Final = (
     "add ask call check choose close convert copy declare delete derive encode flatten free give"
-    " install keep leave look make merge mount name open pass put remove rename restart run say see"
-    " set spread stack start stop take try use wait write"
+    " install keep leave look make merge mount name open pass put remove rename restart restore run say"
+    " see set spread stack start stop take try use wait write"
 )
 REMEDY: Final = re.compile(
     rf"(?:^|[.;:,(] |\bor |\band |\bto )(?:{'|'.join(VERBS.split())})\b|`shmreplay|pip install"
@@ -592,6 +605,19 @@ OTHERWISE: Final = {
     ("writer", "Cannot reuse already"): "Reverb's words",
     ("writer", "close() has already"): "Reverb's words",
     ("trajectory_writer", "Unable to replace"): "says what structure there is, and how to get it",
+    ("checkpoint", "The checkpoint was given up"): "nothing was given; says what to do",
+    ("checkpoint", "Got no turn"): "what is expected is that nobody else saves",
+    ("checkpoint", "Got an error while"): "passes on what the system says",
+    ("checkpoint_format", "{self._manifest_path}"): "{what} says what is wrong",
+    ("checkpoint_format", "{self._index_path}"): "{what} says what is wrong",
+    ("checkpoint_format", "{path} at offset {len(text)}: Got a manifest"): "says how it ends",
+    ("checkpoint_restore", "Trying to load table"): "Reverb's words, and both lists of tables",
+    ("checkpoint_restore", "{what.path}: {error}"): "passes on the message of another error",
+    ("checkpoint_restore", "Got the checkpoint"): "says what there is, and passes on what lacks",
+    ("integrations/minari", "got dataset id"): "says how to get others",
+    ("integrations/minari", "got dataset_id"): "passes on what Minari says",
+    ("store_file", "Got the path {path}"): "what is expected is what to give",
+    ("store_file", "Got a store of"): "passes on what the system says",
     ("table", "Got the table extensions"): "what is expected is what to give",
 }
 
