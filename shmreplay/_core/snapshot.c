@@ -105,7 +105,11 @@ int sr_snapshot(sr_store *st, sr_stripe_image *stripes, sr_table_image *tables,
         if (atomic_load(&sr_table_at(st, i)->poisoned) != SR_SOUND) rc = SR_CORRUPT;
     }
     for (uint32_t i = 0; i < st->shape.n_stripes; i++) {
-        SR_ASSERT(sr_shape_stripe_ok(st, stripe_number(st, i)));
+        const sr_stripe *s = stripe_number(st, i);
+        SR_ASSERT(sr_shape_stripe_ok(st, s));
+        /* There is room for as many as there are slots. */
+        SR_ASSERT(s->index[0].count <= s->slots_used);
+        SR_ASSERT(s->n_indexes == 1 || s->index[1].count <= s->slots_used);
     }
     if (rc == SR_OK && !fits(st, stripes)) rc = SR_WOULD_BLOCK;
     if (rc == SR_OK) copy_all(st, stripes, tables);

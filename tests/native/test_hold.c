@@ -95,6 +95,30 @@ static void test_items_go_and_what_they_refer_to_stays(void) {
     store_drop(&st);
 }
 
+/* A count beyond the slots, which nothing that is copied has room for. */
+static void test_a_damaged_count_is_not_copied(void) {
+    sr_table_config cfg = config();
+    sr_store st = store_make(CAPACITY, 1, 1, &cfg);
+    sr_ses ses = session_make(&st);
+    uint64_t keys[ROWS], ns;
+    static image im;
+    fill(&ses, 0, keys);
+    sr_stripe *s = sr_stripe_at(&st, sr_table_at(&st, 0), 0);
+    CHECK(s->index[0].kind == SR_SEL_UNIFORM && s->index[0].slots_cap > s->slots_used);
+    s->index[0].count = (uint32_t)s->slots_used + 1;
+    im.stripe = (sr_stripe_image){
+        .slots = im.slots, .order = {im.order[0], im.order[1]}, .room = s->slots_used};
+    CHECK(sr_hold_claim(&st, 1) == SR_OK);
+    CHECK(sr_snapshot(&st, &im.stripe, &im.table, &ns) == SR_CORRUPT);
+    /* It is counted anew. */
+    CHECK(sr_hold_prepare(&st, 0, ROWS) == SR_OK);
+    CHECK(sr_snapshot(&st, &im.stripe, &im.table, &ns) == SR_OK);
+    CHECK(im.stripe.n_order[0] == ROWS);
+    CHECK(sr_hold_release(&st) == SR_OK);
+    CHECK(sr_session_close(&ses) == SR_OK);
+    store_drop(&st);
+}
+
 static void test_no_room(void) {
     sr_table_config cfg = config();
     sr_store st = store_make(CAPACITY, 1, 1, &cfg);
@@ -251,6 +275,7 @@ static void test_rows_apart(void) {
 int main(void) {
     test_items_go_and_what_they_refer_to_stays();
     test_no_room();
+    test_a_damaged_count_is_not_copied();
     test_deaths();
     test_rows_apart();
     return 0;
