@@ -41,8 +41,11 @@ def _say(error: BaseException | None) -> None:
         body = Writer()
         encode_error(body, error)
         text = body.meta.hex()
-    sys.stdout.write(json.dumps(text) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(text) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(1)  # the server died while this process started
 
 
 def _listen(how: dict[str, Any]) -> BridgeServer:

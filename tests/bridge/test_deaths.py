@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -309,6 +312,24 @@ def test_a_killed_server_takes_its_bridge_with_it(killed: Callable[..., KilledSe
         for i, client in enumerate(clients):
             client.insert_batch(TABLE, {"id": np.array([6 + i])})
     assert ids_in(server.name) == list(range(9))
+
+
+def test_a_process_whose_server_dies_while_it_starts_ends_quietly() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "shmreplay.bridge.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.close()
+        how = {"ports": [free_port()], "number": 0, "bind": "127.0.0.1", "keys": None}
+        line = json.dumps({**how, "insecure": False, "compress": True}) + "\n"
+        process.stdin.write(line.encode())
+        process.stdin.flush()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait(DEADLINE) == 1
 
 
 def test_a_port_of_the_bridge_that_is_taken(make_server: Callable[..., reverb.Server]) -> None:
