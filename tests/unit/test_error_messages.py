@@ -563,8 +563,8 @@ EXPECTED: Final = re.compile(
 )
 VERBS: Final = (
     "add ask call check choose close convert copy declare delete derive encode flatten free give"
-    " install keep leave look make merge mount name open pass put remove rename restart restore run say"
-    " see set spread stack start stop take try use wait write"
+    " install keep leave look make merge mount name open pass put remove rename restart restore run"
+    " say see set spread stack start stop take try use wait write"
 )
 REMEDY: Final = re.compile(
     rf"(?:^|[.;:,(] |\bor |\band |\bto )(?:{'|'.join(VERBS.split())})\b|`shmreplay|pip install"
