@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -133,34 +134,23 @@ def _prepare_worker(stack: ExitStack, case: str, rows: int, fragile: bool) -> Me
 def run(bench: Bench) -> None:
     """Measures this question."""
     rows = ROWS // 10 if bench.settings.quick else ROWS
-    variants = ((OURS, False), (FRAGILE, True))
-    for case, (_, batch) in crash_safety_worker.CASES.items():
+    cases: list[tuple[str, int, Callable[..., Measure]]] = [
+        *(
+            (case, batch, partial(_prepare_worker, case=case))
+            for case, (_, batch) in crash_safety_worker.CASES.items()
+        ),
+        *(
+            (case, batch, partial(_prepare, function=function))
+            for case, (function, batch) in CORE_CASES.items()
+        ),
+    ]
+    for case, batch, prepare in cases:
         bench.compare(
             NAME,
             case,
             [
-                Contender(
-                    name,
-                    partial(_prepare_worker, case=case, rows=rows, fragile=fragile),
-                    ours=True,
-                )
-                for name, fragile in variants
-            ],
-            items_per_call=batch,
-            bytes_per_item=TRANSITION_BYTES,
-            box=0.4,
-        )
-    for case, (function, batch) in CORE_CASES.items():
-        bench.compare(
-            NAME,
-            case,
-            [
-                Contender(
-                    name,
-                    partial(_prepare, function=function, rows=rows, fragile=fragile),
-                    ours=True,
-                )
-                for name, fragile in variants
+                Contender(name, partial(prepare, rows=rows, fragile=fragile), ours=True)
+                for name, fragile in ((OURS, False), (FRAGILE, True))
             ],
             items_per_call=batch,
             bytes_per_item=TRANSITION_BYTES,
