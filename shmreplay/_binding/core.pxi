@@ -81,6 +81,7 @@ cdef extern from "_core/shmreplay.h" nogil:
     uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *tables)
     int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables,
                         const char *json)
+    char *sr_map(int fd, uint64_t bytes)
     int sr_store_attach(sr_store *st)
     void sr_store_close(sr_store *st)
     void sr_store_detach(sr_store *st)

@@ -1,10 +1,6 @@
 # Mapping a segment, and everything about a store as a whole.
 
-from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
-
-cdef extern from "sys/mman.h" nogil:
-    enum: MADV_HUGEPAGE, MADV_DONTDUMP
-    int madvise(void *addr, size_t length, int advice)
+from posix.mman cimport munmap
 
 cdef int _fork_count = 0
 
@@ -172,14 +168,11 @@ cdef class Store:
         memset(&self.st, 0, sizeof(self.st))
         self.fork_count = _fork_count
         self.st.fd = fd
-        cdef void *base = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
-        if base == MAP_FAILED:
+        cdef char *base = sr_map(fd, nbytes)
+        if base == NULL:
             raise OSError(f"cannot map a store of {nbytes} bytes of address space; see ulimit -v")
-        self.st.base = <char *>base
+        self.st.base = base
         self.st.bytes = nbytes
-        # Refused by kernels that cannot: neither is needed for correctness.
-        madvise(base, nbytes, MADV_DONTDUMP)
-        madvise(base, nbytes, MADV_HUGEPAGE)
 
     def __dealloc__(self):
         sr_store_detach(&self.st)

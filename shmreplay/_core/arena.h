@@ -25,6 +25,9 @@ uint64_t sr_give_back(sr_store *st, uint64_t bytes);
 /* Bytes of the free chunk at the arena's end, 0 if there is none. Under its lock. */
 uint64_t sr_arena_tail(const sr_store *st, const sr_arena *a);
 
+/* Bytes that the file system behind the segment has free; 0 where it does not say. */
+uint64_t sr_file_system_left(const sr_store *st);
+
 /* Populate the pages of this process's mapping (MADV_POPULATE_WRITE), ignoring kernels that
  * cannot. */
 void sr_populate(sr_store *st, uint64_t off, uint64_t bytes);

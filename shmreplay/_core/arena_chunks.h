@@ -5,6 +5,7 @@
 #define SR_ARENA_CHUNKS_H
 
 #include "arena.h"
+#include "huge.h"
 #include "lock.h"
 
 /* How the bytes lie: chunks tile [start + 48, committed_end - 16), each a multiple of 64 bytes, so
@@ -117,14 +118,17 @@ static inline uint64_t capacity_left(const sr_store *st) {
     return have < st->shape.capacity_bytes ? st->shape.capacity_bytes - have : 0;
 }
 
-static inline uint64_t extent_bytes(const sr_store *st) {
-    return sr_align(st->shape.extent_bytes, SR_PAGE);
+/* Bytes of the extent that begins at `end`. Extents that are no smaller than a huge page end where
+ * one does. */
+static inline uint64_t extent_bytes(const sr_store *st, uint64_t end) {
+    uint64_t bytes = sr_align(st->shape.extent_bytes, SR_PAGE);
+    return bytes < SR_HUGE_PAGE ? bytes : sr_align(end + bytes, SR_HUGE_PAGE) - end;
 }
 
 /* What the committer should add to this arena now; 0: nothing. Under the lock. */
 static inline uint64_t ahead_bytes(const sr_store *st, const sr_arena *a) {
     if (SR_LIKELY(a->free_bytes >= st->shape.extent_bytes / 2)) return 0;
-    uint64_t step = extent_bytes(st), room = a->end - committed_end(a);
+    uint64_t end = committed_end(a), step = extent_bytes(st, end), room = a->end - end;
     if (step > room) step = room;
     return step <= capacity_left(st) ? step : 0;
 }
@@ -133,9 +137,6 @@ static inline uint64_t ahead_bytes(const sr_store *st, const sr_arena *a) {
  * Under the lock, system call and all: whoever comes for memory while there is none has to wait for
  * it anyway. SR_OK, SR_FULL, SR_NOSPACE, SR_CORRUPT, SR_SYS. */
 int sr_arena_grow(sr_store *st, sr_arena *a, uint64_t size, uint64_t *found);
-
-/* Bytes that the file system behind the segment has free, for messages; 0 where it does not say. */
-uint64_t sr_file_system_left(const sr_store *st);
 
 /* Is the arena where it was laid out, and its committed end in it? Under the lock. */
 static inline int arena_placed(const sr_store *st, const sr_arena *a) {

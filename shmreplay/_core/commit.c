@@ -61,6 +61,7 @@ int sr_commit(sr_store *st, uint64_t off, uint64_t bytes, uint64_t charge) {
     if (charge != 0 && charge_capacity(st, charge) != SR_OK) {
         return sr_fail(SR_FULL, charge, capacity_left(st), 0);
     }
+    sr_huge_ahead(st, from, to - from);
     /* Crash window: charged and not recorded. Callers that charge hold the arena (or stripe) lock,
      * so a death here marks the store dirty, and the repair counts again. */
     int err = fallocate_uninterrupted(st->fd, from, to - from);
@@ -168,7 +169,7 @@ int sr_arena_grow(sr_store *st, sr_arena *a, uint64_t size, uint64_t *found) {
         uint64_t room = a->end - end;
         uint64_t least = sr_align(size - tail + (end == a->start ? OVERHEAD : 0), SR_PAGE);
         if (least > room) return sr_fail(SR_FULL, least, room, 0);
-        uint64_t step = extent_bytes(st);
+        uint64_t step = extent_bytes(st, end);
         if (step > room) step = room;
         if (step < least) step = least;
         int rc = sr_commit(st, end, step, step);

@@ -27,6 +27,7 @@ typedef struct {
     char *base;
     uint64_t bytes;
     int fd;
+    int small_pages; /* 1: the kernel makes no huge pages of this segment */
     sr_header *hdr;
     _Atomic uint64_t *touched; /* a bit a page: this process has mapped it; NULL: not kept */
     sr_table_shape *tables;

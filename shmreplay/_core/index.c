@@ -6,6 +6,7 @@
 #include "index_sumtree.h"
 #include "index_uniform.h"
 #include "arena.h"
+#include "huge.h"
 
 /* fifo and lifo are two ways to read one list. */
 static enum sr_selector structure(uint32_t kind) {
@@ -66,6 +67,7 @@ int sr_index_grow(sr_store *st, sr_index *ix, uint64_t slots) {
                   ix->array_off[k] + need <= ix->array_off[k + 1]);
         int rc = sr_commit(st, ix->array_off[k] + have, need - have, need - have);
         if (rc != SR_OK) return rc; /* arrays that did get memory keep it for the next attempt */
+        sr_huge_grown(st, ix->array_off[k], ix->array_off[k] + have, ix->array_off[k] + need);
         ix->array_committed[k] = need;
     }
     if (ix->kind == SR_SEL_PRIORITIZED) sr_tree_grown(st, ix, slots);

@@ -83,6 +83,9 @@ uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *table
  * the creator, once; a crash leaves a segment without magic. */
 int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables,
                     const char *config_json);
+/* Map a segment for reading and writing, so that huge pages fit it. NULL, with errno, where there
+ * is no address space; else munmap() takes it back. */
+char *sr_map(int fd, uint64_t bytes);
 /* Check a mapped segment: magic, version, signature, size, and that every region lies inside.
  * SR_OK, SR_WOULD_BLOCK (no magic yet), SR_VERSION, SR_CORRUPT. */
 int sr_store_attach(sr_store *st);

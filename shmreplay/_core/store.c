@@ -2,6 +2,7 @@
 #include "arena.h"
 #include "events.h"
 #include "fault.h"
+#include "huge.h"
 #include "ledger.h"
 #include "limiter.h"
 #include "lock.h"
@@ -87,8 +88,8 @@ static void make_plan(const sr_store_config *cfg, const sr_table_config *tables,
         at += tables[i].n_stripes * sr_stripe_region_bytes(&tables[i], slots);
         at += sr_events_bytes(tables[i].n_events);
     }
-    p->arena_start = sr_align(at, SR_PAGE);
-    p->arena_span = sr_align(cfg->capacity_bytes, SR_PAGE);
+    p->arena_start = sr_align(at, SR_HUGE_PAGE);
+    p->arena_span = sr_align(cfg->capacity_bytes, SR_HUGE_PAGE);
     p->end = p->arena_start + cfg->n_arenas * p->arena_span;
 }
 
@@ -192,6 +193,7 @@ static int config_ok(const sr_store_config *cfg, const sr_table_config *tables) 
 static uint64_t extent_for(uint64_t capacity) {
     uint64_t bytes = sr_align(capacity / 256, SR_PAGE);
     const uint64_t least = 256u << 10, most = 16u << 20;
+    if (bytes > SR_HUGE_PAGE) bytes &= ~(SR_HUGE_PAGE - 1);
     return bytes < least ? least : bytes > most ? most : bytes;
 }
 

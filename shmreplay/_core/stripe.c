@@ -4,6 +4,7 @@
 #include "bytes.h"
 #include "events.h"
 #include "hold.h"
+#include "huge.h"
 #include "index.h"
 #include "lock.h"
 #include "shape.h"
@@ -138,6 +139,7 @@ static int grow_once(sr_store *st, sr_stripe *s) {
     uint64_t more = bytes - s->slots_committed;
     int rc = sr_commit(st, s->slots_off + s->slots_committed, more, more);
     if (rc != SR_OK) return rc;
+    sr_huge_grown(st, s->slots_off, s->slots_off + s->slots_committed, s->slots_off + bytes);
     /* SYNC POINT: relaxed: read without the lock only to map pages ahead of their use. */
     __atomic_store_n(&s->slots_committed, bytes, __ATOMIC_RELAXED);
     return SR_OK;

@@ -10,6 +10,7 @@
 
 #include "arena.h"
 #include "check.h"
+#include "huge.h"
 #include "index.h"
 
 #define SLOTS 70000u
@@ -32,6 +33,9 @@ int sr_commit(sr_store *st, uint64_t off, uint64_t bytes, uint64_t charge) {
         rc = posix_fallocate(st->fd, (off_t)off, (off_t)bytes) == 0 ? SR_OK : SR_NOSPACE;
     if (rc != SR_OK) atomic_fetch_sub(&st->hdr->committed_bytes, charge);
     return rc;
+}
+void sr_huge_grown(sr_store *st, uint64_t start, uint64_t from, uint64_t end) {
+    CHECK(start <= from && from <= end && end <= st->bytes);
 }
 #endif
 
