@@ -2,7 +2,8 @@
  * change. */
 #include "steps.h"
 
-#define AHEAD 8u /* items whose rows are prefetched before they are copied */
+#define AHEAD 8u   /* items whose rows are prefetched before they are copied */
+#define GROUP 256u /* items whose blocks are looked up before their rows are copied */
 #define PREFETCH_MAX 512u /* bytes of a row worth prefetching; the rest is left to the hardware */
 #define SLOW_FROM 2048u   /* glibc's rep movsb starts here */
 #define SLOW_TO (1u << 20)
@@ -158,47 +159,76 @@ const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c)
 
 /* Prefetching an address that does not exist does nothing: nothing is checked but what is read to
  * find it. */
-static inline void prefetch_rows(const void *block, const sr_block_col *col, uint64_t start,
-                                 uint64_t rows) {
-    uintptr_t src = (uintptr_t)block + col->off + col->row_bytes * start;
-    uint64_t n = col->row_bytes * rows, stop = n < PREFETCH_MAX ? n : PREFETCH_MAX;
+static inline void prefetch(uintptr_t src, uint64_t n) {
+    uint64_t stop = n < PREFETCH_MAX ? n : PREFETCH_MAX;
     for (uint64_t i = 0; i < stop; i += SR_LINE) __builtin_prefetch((const void *)(src + i));
     __builtin_prefetch((const void *)(src + stop - 1));
 }
 
-static void prefetch_item(const sr_store *st, const sr_sampled *item) {
-    if (SR_REF_KIND(item->ref) == SR_KIND_BLOCK) {
-        uint64_t off = SR_REF_OFF(item->ref);
-        if (!sr_fits(st, off, sizeof(sr_block) + SR_COLUMNS_MAX * sizeof(sr_block_col))) return;
-        sr_block *b = sr_ptr(st, off);
-        const sr_block_col *cols = sr_block_cols(b);
-        uint64_t rows = SR_COL_LENGTH(item->row_count);
-        for (uint32_t c = 0; c < b->n_cols && c < SR_COLUMNS_MAX; c++) {
-            prefetch_rows(b, &cols[c], item->row_start, rows);
-        }
-        return;
-    }
+static void prefetch_traj(const sr_store *st, const sr_sampled *item) {
     sr_traj *t = item_traj(st, item);
     if (t == NULL) return;
     const sr_seg *segs = sr_traj_segs(t);
     for (uint32_t i = 0; i < t->n_segs && i < 16; i++) {
         sr_block *b = sr_segment_block(st, t, &segs[i]);
-        if (b != NULL) prefetch_rows(b, &sr_block_cols(b)[segs[i].col], segs[i].start, 1);
+        if (b == NULL) continue;
+        const sr_block_col *col = &sr_block_cols(b)[segs[i].col];
+        prefetch((uintptr_t)b + col->off + col->row_bytes * segs[i].start, col->row_bytes);
     }
 }
 
-static int gather_block(const sr_store *st, const sr_sampled *item, uint32_t i, uint32_t n_cols,
-                        char *const *dst, const uint64_t *bytes) {
-    const sr_block *b = item_block(st, item);
-    if (SR_UNLIKELY(b == NULL)) return SR_CORRUPT;
-    uint64_t rows = SR_COL_LENGTH(item->row_count), row_bytes;
-    if (b->n_cols != n_cols) return SR_INVALID;
+/* Where the rows of a column of these items are, each of whose blocks is sound and has it. */
+static int find_rows(const sr_sampled *items, const sr_block *const *blocks, uint32_t n,
+                     uint32_t col, uint64_t bytes, const char **src, uint32_t *bad) {
+    uint64_t row_bytes;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t rows = SR_COL_LENGTH(items[i].row_count);
+        src[i] = sr_block_rows(blocks[i], col, items[i].row_start, rows, &row_bytes);
+        *bad = i;
+        if (SR_UNLIKELY(src[i] == NULL)) {
+            return sr_lies_apart(blocks[i]) ? SR_ELSEWHERE : SR_CORRUPT;
+        }
+        if (row_bytes * rows != bytes) return SR_INVALID;
+    }
+    return SR_OK;
+}
+
+static void copy_rows(char *to, const char *const *src, uint32_t n, uint64_t bytes) {
+    switch (bytes) {
+    case 1:
+        for (uint32_t i = 0; i < n; i++) to[i] = *src[i];
+        return;
+    case 4:
+        for (uint32_t i = 0; i < n; i++) memcpy(to + 4 * i, src[i], 4);
+        return;
+    case 8:
+        for (uint32_t i = 0; i < n; i++) memcpy(to + 8 * i, src[i], 8);
+        return;
+    default: break;
+    }
+    for (uint32_t i = 0; i < n && i < AHEAD; i++) prefetch((uintptr_t)src[i], bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        if (i + AHEAD < n) prefetch((uintptr_t)src[i + AHEAD], bytes);
+        sr_copy(to + bytes * i, src[i], bytes);
+    }
+}
+
+/* At most GROUP items that are whole rows of blocks. Column after column: so the rows that are read
+ * together lie as close as they can, and so do their copies. */
+static int gather_blocks(const sr_store *st, const sr_sampled *items, uint32_t n, uint32_t n_cols,
+                         char *const *dst, const uint64_t *bytes, uint64_t first, uint32_t *bad) {
+    const sr_block *blocks[GROUP];
+    const char *src[GROUP];
+    for (uint32_t i = 0; i < n; i++) {
+        blocks[i] = item_block(st, &items[i]);
+        *bad = i;
+        if (SR_UNLIKELY(blocks[i] == NULL)) return SR_CORRUPT;
+        if (blocks[i]->n_cols != n_cols) return SR_INVALID;
+    }
     for (uint32_t c = 0; c < n_cols; c++) {
-        const char *src = sr_block_rows(b, c, item->row_start, rows, &row_bytes);
-        if (SR_UNLIKELY(src == NULL)) return sr_lies_apart(b) ? SR_ELSEWHERE : SR_CORRUPT;
-        uint64_t n = row_bytes * rows;
-        if (n != bytes[c]) return SR_INVALID;
-        copy_small(dst[c] + n * i, src, n);
+        int rc = find_rows(items, blocks, n, c, bytes[c], src, bad);
+        if (rc != SR_OK) return rc;
+        copy_rows(dst[c] + bytes[c] * first, src, n, bytes[c]);
     }
     return SR_OK;
 }
@@ -251,18 +281,34 @@ static int gather_traj(const sr_store *st, const sr_sampled *item, uint32_t i, u
     return SR_OK;
 }
 
+/* The items from `first` on that are trajectories, up to the first that is not: `*stop`. */
+static int gather_trajs(const sr_store *st, const sr_sampled *items, uint32_t first, uint32_t n,
+                        uint32_t n_cols, char *const *dst, const uint64_t *bytes, uint32_t *stop) {
+    for (uint32_t i = first; i < n && i < first + AHEAD; i++) prefetch_traj(st, &items[i]);
+    for (*stop = first; *stop < n; ++*stop) {
+        if (SR_REF_KIND(items[*stop].ref) == SR_KIND_BLOCK) break;
+        if (*stop + AHEAD < n) prefetch_traj(st, &items[*stop + AHEAD]);
+        int rc = gather_traj(st, &items[*stop], *stop, n_cols, dst, bytes);
+        if (rc != SR_OK) return rc;
+    }
+    return SR_OK;
+}
+
 int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
               char *const *dst, const uint64_t *bytes, uint32_t *bad) {
-    for (uint32_t i = 0; i < n && i < AHEAD; i++) prefetch_item(st, &items[i]);
-    for (uint32_t i = 0; i < n; i++) {
-        if (i + AHEAD < n) prefetch_item(st, &items[i + AHEAD]);
-        int rc = SR_REF_KIND(items[i].ref) == SR_KIND_BLOCK
-                     ? gather_block(st, &items[i], i, n_cols, dst, bytes)
-                     : gather_traj(st, &items[i], i, n_cols, dst, bytes);
-        if (rc != SR_OK) {
-            *bad = i;
-            return rc;
+    uint32_t i = 0;
+    while (i < n) {
+        uint32_t end = i, at = 0;
+        while (end < n && end - i < GROUP && SR_REF_KIND(items[end].ref) == SR_KIND_BLOCK) end++;
+        int rc = gather_blocks(st, items + i, end - i, n_cols, dst, bytes, i, &at);
+        *bad = i + at;
+        if (rc != SR_OK) return rc;
+        if (end < n && SR_REF_KIND(items[end].ref) != SR_KIND_BLOCK) {
+            rc = gather_trajs(st, items, end, n, n_cols, dst, bytes, &end);
+            *bad = end;
+            if (rc != SR_OK) return rc;
         }
+        i = end;
     }
     return SR_OK;
 }
