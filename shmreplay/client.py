@@ -251,7 +251,9 @@ class Client:
             timeout: Seconds to wait for the rate limiter; None: for ever.
 
         Returns:
-            Keys, uint64[N]. All items are in the table.
+            Keys, uint64[N]. All items are in the table. Over a bridge whose server died meanwhile
+            and was recovered, those that the dead one had inserted, but for the last of them, have
+            the key 0, which is no item's: calls that take keys pass over it.
 
         Raises:
             SignatureError: Leading axes differ, or data does not fit the table's signature.

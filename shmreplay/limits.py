@@ -229,11 +229,21 @@ BRIDGE_REQUESTS: Final = 1024
 BRIDGE_RECEIPTS: Final = 256
 """Inserts of batches and resets among them: each takes one of the store's 65,536 receipts."""
 
+BRIDGE_ALL_RECEIPTS: Final = 65536
+"""Receipts of a store: its remote clients, their writers, and what of theirs is not confirmed."""
+
+BRIDGE_OWN_RECEIPTS: Final = 8
+"""Receipts that a remote client gets however many others have: half of all, over all clients."""
+
 BRIDGE_SESSION_BYTES: Final = 2 * BRIDGE_MESSAGE_BYTES
 """Bytes of such requests and answers of one remote client: one large message each way."""
 
 BRIDGE_TOTAL_BYTES: Final = 4 * 2**30
 """The same of all remote clients together: beyond it, requests that carry data are refused."""
+
+BRIDGE_PROCESS_BYTES: Final = 2 * BRIDGE_TOTAL_BYTES
+"""Memory of its own that a process of the bridge may have: what of an endless message libzmq has
+gathered is known to nobody else, and ends the process, not the machine."""
 
 BRIDGE_CLIENT_BYTES: Final = 64 * 2**20
 """Bytes of requests that a client sends ahead of their answers, unless a single one has more."""
@@ -278,6 +288,9 @@ BRIDGE_HEARTBEAT_S: Final = 1.0
 
 BRIDGE_LOST_S: Final = 5.0
 """Seconds without a sign of life after which a connection is made anew."""
+
+BRIDGE_START_S: Final = 60.0
+"""Seconds that a process of the bridge may take to start: it imports the package first."""
 
 BRIDGE_CLOSE_S: Final = 5.0
 """Seconds that closing a remote writer or client waits for the server at most."""

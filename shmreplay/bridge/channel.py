@@ -8,7 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,11 @@ from shmreplay.bridge.protocol import (
     STATE,
     Op,
     encode_error,
+    error_code,
+    error_of_code,
 )
 from shmreplay.bridge.receipts import Receipt
+from shmreplay.bridge.refusals import Refusals
 from shmreplay.bridge.scheduler import Task, Work
 from shmreplay.bridge.wire import Reader, Writer, steps_of_a_run
 from shmreplay.connection import Connection
@@ -38,6 +41,9 @@ from shmreplay.spec import DTYPE_OF_CODE
 from shmreplay.trajectory_writer import TrajectoryWriter
 
 __all__ = ["Channel"]
+
+# Where the code of an error stands: no error, the item that was to be replaced was not there.
+_GONE_CODE: Final = 0xFF
 
 
 class _BridgeWriter(TrajectoryWriter):
@@ -77,6 +83,7 @@ class Channel:
         validate: bool,
         channels: Any,
         receipt: Receipt,
+        refusals: Refusals,
         compress: str | None = None,
     ) -> None:
         """Opens its place in the store.
@@ -88,6 +95,7 @@ class Channel:
             validate: Whether items are checked against their table's signature.
             channels: All channels of the client by number, for references between writers.
             receipt: Where its items are written down.
+            refusals: Where those that are not in their table are.
             compress: As for `Client.trajectory_writer`.
         """
         if not 1 <= keep <= limits.BRIDGE_KEEP_ALIVE:
@@ -103,6 +111,7 @@ class Channel:
         """Whether a task inserts what was held back."""
         self.drain_task: Task | None = None
         self.receipt = receipt
+        self.refusals = refusals
         self._last = 0
         """Number of the last item that was dealt with, or is held back."""
         # Column -> number of its next value, and by how much numbers are ahead of the writer's own.
@@ -124,6 +133,8 @@ class Channel:
         """Does what a WRITE message says, record by record. Its result is the answer."""
         if self.error is not None:
             raise self.error
+        while self.refusals.full and not self.tasks[0].cancelled:
+            yield "room", self
         states = Writer()
         first, settled = reader.u64(), reader.u64()
         refused = {
@@ -131,13 +142,16 @@ class Channel:
         }
         if first > limits.BRIDGE_VALUES:
             raise ProtocolError(f"an item of number {first}")
+        self.refusals.settled(settled)
         number = first
         while not reader.at_end:
             op = reader.peek()
             if op == Op.ITEM or op == Op.REPLACE:
                 read = _read_item if op == Op.ITEM else _read_replacement
                 item = read(reader, number)
-                if number <= settled or number <= self.receipt.done or number in refused:
+                if number in self.refusals:
+                    self._refused_before(item, states)
+                elif number <= settled or number <= self.receipt.done or number in refused:
                     self._dealt_with(item, states)
                 elif op == Op.REPLACE or self._may_wait(item):
                     yield from self._item(item, op == Op.REPLACE, states)
@@ -164,6 +178,33 @@ class Channel:
         """The process before this one inserted it, or refused it and said so."""
         key = self.receipt.key if item.number == self.receipt.done else 0
         states.meta += STATE.pack(INSERTED, key)
+
+    def _refused_before(self, item: _Item, states: Writer) -> None:
+        """The process before this one refused it, and its client may not know."""
+        code = self.refusals.said_again(item.number, self.tasks[0].sequence)
+        if code == _GONE_CODE:
+            states.meta += STATE.pack(GONE, 0)
+            return
+        states.meta += STATE.pack(FAILED, 0)
+        text = (
+            "an item of this writer was refused, by a process of the server that died before it"
+            " said why. It is not in the table; create it again if it is needed."
+        )
+        encode_error(states, error_of_code(code, text))
+
+    def _refuse(self, item: _Item, error: errors.ReverbError, states: Writer) -> None:
+        """It is not in its table: that is written down, then the next one may be."""
+        self._note(item, error_code(error))
+        states.meta += STATE.pack(FAILED, 0)
+        encode_error(states, error)
+
+    def _note(self, item: _Item, code: int) -> None:
+        try:
+            self.refusals.note(item.number, self.tasks[0].sequence, code)
+        except errors.ReverbError as error:
+            # After a death nobody would know of this item, if a later one was inserted.
+            self.error = error
+            raise
 
     def _other(self, op: int, reader: Reader) -> None:
         """Whatever fails here leaves the writer without what its client believes it has."""
@@ -296,7 +337,7 @@ class Channel:
         except ProtocolError:
             raise
         except errors.ReverbError as error:
-            _note_failure(states, error)
+            self._refuse(item, error, states)
         else:
             states.meta += STATE.pack(HELD if key is None else INSERTED, key or 0)
 
@@ -318,8 +359,10 @@ class Channel:
         except ProtocolError:
             raise
         except errors.ReverbError as error:
-            _note_failure(states, error)
+            self._refuse(item, error, states)
         else:
+            if state == GONE:
+                self._note(item, _GONE_CODE)
             states.meta += STATE.pack(state, key)
 
     def _name(self, item: _Item) -> str:
@@ -435,11 +478,6 @@ def _path(text: str) -> tuple[Any, ...]:
     if not plain or not all(isinstance(key, str | int | float) for key in path):
         raise ProtocolError(f"the path {text[:80]!r} is not a list of keys")
     return tuple(path)
-
-
-def _note_failure(states: Writer, error: errors.ReverbError) -> None:
-    states.meta += STATE.pack(FAILED, 0)
-    encode_error(states, error)
 
 
 def _read_item(reader: Reader, number: int) -> _Item:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmreplay import errors, limits
 from shmreplay.bridge.channel import Channel
+from shmreplay.bridge.refusals import Refusals
 from shmreplay.bridge.scheduler import Scheduler, Task, Work
 from shmreplay.bridge.wire import Reader, Writer
 from shmreplay.connection import Connection
@@ -44,12 +45,15 @@ class Channels:
         reader.finish()
         if flags > 5 or flags & 6 == 6:
             raise ProtocolError(f"a writer is opened with the flags {flags}")
+        if number == 0:
+            raise ProtocolError("a writer of number 0")
         if number in session.channels or len(session.channels) >= limits.BRIDGE_WRITERS:
             raise errors.StoreLimitError(
                 f"a remote client has at most {limits.BRIDGE_WRITERS} writers; close those that are"
                 " not needed"
             )
         receipt = session.receipts.take(number)
+        refusals = Refusals(session.receipts, number)
         try:
             session.channels[number] = Channel(
                 self._connection,
@@ -58,10 +62,11 @@ class Channels:
                 bool(flags & 1),
                 session.channels,
                 receipt,
+                refusals,
                 {0: None, 2: "lz4", 4: "none"}[flags & 6],
             )
         except BaseException:
-            session.receipts.keep(task.sequence, receipt)
+            session.receipts.keep(task.sequence, receipt, *refusals.left())
             raise
         return Writer()
         yield
@@ -71,7 +76,7 @@ class Channels:
         lost = 0
         if channel is not None:
             del session.channels[number]
-            session.receipts.keep(task.sequence, channel.receipt)
+            session.receipts.keep(task.sequence, channel.receipt, *channel.refusals.left())
             for waiting in list(channel.tasks):
                 self._scheduler.drop(waiting)
                 error = errors.WriterClosedError("the writer was closed before this was its turn")

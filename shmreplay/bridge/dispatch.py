@@ -419,7 +419,9 @@ class Dispatcher:
                     self.endpoint,
                     lost,
                 )
-        session.receipts.close([channel.receipt for channel in session.channels.values()])
+        for channel in session.channels.values():
+            session.receipts.close_some((channel.receipt, *channel.refusals.left()))
+        session.receipts.close()
         session.tasks.clear()
         session.answers.clear()
         session.lent.clear()

@@ -220,13 +220,15 @@ class Operations:
 
     def _receipt(self, session: Session, token: int, task: Task) -> Work:
         """The receipt of a request that must not be done twice. Waits while there are too many."""
-        while session.receipts.full:
+        if token >= 1 << 63:
+            raise ProtocolError(f"the token {token:#x}")
+        lane = of_token(token)
+        # What was begun already must not wait: it would be forgotten, and done again.
+        while session.receipts.full and not session.receipts.was_left(lane):
             if task.cancelled:
                 raise errors.DeadlineExceededError("earlier answers were not taken")
             yield "room", session
-        if token >= 1 << 63:
-            raise ProtocolError(f"the token {token:#x}")
-        receipt: Receipt = session.receipts.take(of_token(token))
+        receipt: Receipt = session.receipts.take(lane)
         session.receipts.keep(task.sequence, receipt)
         return receipt
 

@@ -243,10 +243,19 @@ _NOTES: Final = 16
 _CODES: Final = {cls: code for code, cls in enumerate(_ERRORS)}
 
 
+def error_code(error: BaseException) -> int:
+    """The number of an error's class."""
+    return next((_CODES[cls] for cls in type(error).__mro__ if cls in _CODES), 0)
+
+
+def error_of_code(code: int, text: str) -> errors.ReverbError:
+    """An error of the class of this number."""
+    return (_ERRORS[code] if code < len(_ERRORS) else errors.ReverbError)(text)
+
+
 def encode_error(body: Writer, error: BaseException) -> None:
     """Appends an error: its class by number, its message, its notes."""
-    code = next((_CODES[cls] for cls in type(error).__mro__ if cls in _CODES), 0)
-    body.u16(code)
+    body.u16(error_code(error))
     body.text(str(error)[:_ERROR_LENGTH])
     notes = getattr(error, "__notes__", [])[:_NOTES]
     body.u32(len(notes))
@@ -257,7 +266,7 @@ def encode_error(body: Writer, error: BaseException) -> None:
 def decode_error(reader: Reader) -> errors.ReverbError:
     """Reads an error that `encode_error` wrote."""
     code = reader.u16()
-    error = (_ERRORS[code] if code < len(_ERRORS) else errors.ReverbError)(reader.text())
+    error = error_of_code(code, reader.text())
     for _ in range(reader.count(_NOTES, "notes")):
         error.add_note(reader.text())
     return error

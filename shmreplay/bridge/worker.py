@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import threading
 import time
 from typing import Any
 
-from shmreplay import errors
+from shmreplay import errors, limits
 from shmreplay.bridge.auth import ServerKeys
 from shmreplay.bridge.protocol import encode_error
 from shmreplay.bridge.server import BridgeServer
@@ -33,6 +34,13 @@ def _follow(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_S)
     os._exit(1)
+
+
+def _bound_memory() -> None:
+    """Bounds what this process can take; what is shared, as the store, does not count."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    bounds = [limits.BRIDGE_PROCESS_BYTES, *(n for n in (soft, hard) if n >= 0)]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
 
 
 def _say(error: BaseException | None) -> None:
@@ -63,6 +71,7 @@ def _listen(how: dict[str, Any]) -> BridgeServer:
 
 def main() -> int:
     """Serves until it is told to stop."""
+    _bound_memory()
     threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
     try:
         bridge = _listen(json.loads(sys.stdin.readline()))

@@ -6,9 +6,12 @@ import dataclasses
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +33,9 @@ _TRY_AGAIN_S = 0.5
 class _Worker:
     """One process."""
 
-    def __init__(self, how: dict[str, Any]) -> None:
-        """Starts it; `bound` waits for it to listen."""
+    def __init__(self, how: dict[str, Any], stopping: Callable[[], bool]) -> None:
+        """Starts it; `bound` waits for it to listen, until `stopping` says that it need not."""
+        self._stopping = stopping
         path = [str(Path(shmreplay.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         # A session of its own: Ctrl-C at the server's terminal is the server's matter.
         self.process = subprocess.Popen(
@@ -66,6 +70,7 @@ class _Worker:
 
     def _say(self, what: Any) -> None:
         assert self.process.stdin is not None
+        self._answer_by = time.monotonic() + limits.BRIDGE_START_S
         try:
             self.process.stdin.write(json.dumps(what).encode() + b"\n")
             self.process.stdin.flush()
@@ -73,27 +78,45 @@ class _Worker:
             raise errors.ReverbError("a process of the bridge died while it started") from None
 
     def _check_answer(self) -> None:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise errors.ReverbError("a process of the bridge died while it started")
-        answer = json.loads(line)
+        answer = json.loads(self._answer())
         if answer is not None:
             raise decode_error(Reader(bytes.fromhex(answer)))
+
+    def _answer(self) -> bytes:
+        """The next line that it says; one that hangs says nothing, and is not waited for."""
+        assert self.process.stdout is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            if self._stopping():
+                raise errors.ReverbError("the bridge was stopped while a process of it started")
+            if time.monotonic() > self._answer_by:
+                raise errors.ReverbError(
+                    f"a process of the bridge did not start within {limits.BRIDGE_START_S} s"
+                )
+            if not select.select([self.process.stdout], [], [], _LOOK_EVERY_S)[0]:
+                continue
+            # It says a line, and then nothing before it is spoken to.
+            part = os.read(self.process.stdout.fileno(), 65536)
+            if not part:
+                raise errors.ReverbError("a process of the bridge died while it started")
+            line += part
+        return line
 
     def ask_to_stop(self) -> None:
         """Lets it take leave of its clients and end."""
         assert self.process.stdin is not None
+        if self.process.stdin.closed:
+            return  # it was killed, and none took its place
         try:
             self.process.stdin.write(b"stop\n")
             self.process.stdin.close()
         except BrokenPipeError:
             return  # it is dead already
 
-    def join(self) -> None:
-        """Waits for its end, for which it has some time."""
+    def join(self, end: float) -> None:
+        """Waits for its end, for which it has until then."""
         try:
-            self.process.wait(limits.BRIDGE_CLOSE_S)
+            self.process.wait(max(end - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             _log.warning("process %d of the bridge does not end, and is killed", self.process.pid)
         self.kill()
@@ -151,12 +174,15 @@ class BridgeWorkers:
         self._workers: list[_Worker] = []
         try:
             for i in range(workers):
-                self._workers.append(_Worker({**self._how, "number": i}))
+                self._workers.append(self._new(i))
             for worker in self._workers:
                 worker.bound()
         except BaseException:
             self.stop()
             raise
+
+    def _new(self, number: int) -> _Worker:
+        return _Worker({**self._how, "number": number}, self._stopping.is_set)
 
     @property
     def pids(self) -> list[int]:
@@ -172,7 +198,7 @@ class BridgeWorkers:
         self._thread.start()
 
     def stop(self) -> None:
-        """Takes leave of all clients and ends the processes. Idempotent."""
+        """Takes leave of all clients and ends the processes, also those that hang. Idempotent."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -181,8 +207,9 @@ class BridgeWorkers:
                 worker.kill()
             else:
                 worker.ask_to_stop()
+        end = time.monotonic() + limits.BRIDGE_CLOSE_S
         for worker in self._workers:
-            worker.join()
+            worker.join(end)
         self._workers = []
 
     def _watch(self) -> None:
@@ -200,11 +227,12 @@ class BridgeWorkers:
         dead.kill()
         assert self._address is not None
         try:
-            worker = _Worker({**self._how, "number": number})
+            worker = self._new(number)
             self._workers[number] = worker  # also one that fails: it is tried again
             worker.bound()
             worker.start(self._address)
         except (errors.ReverbError, OSError) as error:
+            self._workers[number].kill()
             _log.warning("a process of the bridge could not be started: %s", error)
             return False
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -12,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import shmreplay as reverb
-from shmreplay import errors
+from shmreplay import errors, limits
 from shmreplay.bridge import link_thread
 from tests.bridge.killed import DEADLINE, TABLE, KilledServer, Killer, in_order
 from tests.bridge.proxy import Proxy
@@ -330,6 +332,67 @@ def test_a_process_whose_server_dies_while_it_starts_ends_quietly() -> None:
         assert process.stderr is not None
         assert process.stderr.read() == b""
         assert process.wait(DEADLINE) == 1
+
+
+def test_a_message_without_end_costs_one_process_and_no_client_anything(
+    workers: reverb.Server,
+) -> None:
+    """Nobody can see what libzmq has gathered of it; the memory of the process is bounded."""
+    bridge: Any = workers._bridge
+    unlimited = resource.RLIM_INFINITY
+    for pid in bridge.pids:
+        soft, _ = resource.prlimit(pid, resource.RLIMIT_DATA)
+        assert 0 < soft <= limits.BRIDGE_PROCESS_BYTES
+    pid = bridge.pids[0]
+    resource.prlimit(pid, resource.RLIMIT_DATA, (400 << 20, unlimited))
+    with ExitStack() as stack:
+        clients = [connect(workers.port, stack) for _ in range(WORKERS)]
+        for i, client in enumerate(clients):
+            client.insert_batch(TABLE, {"id": np.array([i])})
+        with socket.create_connection(("127.0.0.1", workers.port), DEADLINE) as hostile:
+            greet(hostile)
+            with pytest.raises(ConnectionError):
+                for _ in range(1000):  # each a million of parts
+                    hostile.sendall(b"\x01\x00" * 2**20)
+        for i, client in enumerate(clients):
+            client.insert_batch(TABLE, {"id": np.array([WORKERS + i])})
+        assert bridge.pids[0] != pid
+    assert ids_in(workers.name) == list(range(2 * WORKERS))
+
+
+def greet(peer: socket.socket) -> None:
+    """Says what libzmq wants to hear before a message."""
+    peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32))
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    peer.sendall(b"\x04" + bytes([len(ready)]) + ready)
+
+
+@pytest.mark.parametrize("what", ["new", "stopped", "gone"])
+def test_a_process_that_hangs_does_not_hold_up_the_server_s_end(
+    workers: reverb.Server, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that took the place of a dead one and does not start, or one that does nothing any more,
+    or one in whose place none can be put."""
+    bridge: Any = workers._bridge
+    if what == "stopped":
+        os.kill(bridge.pids[0], signal.SIGSTOP)
+    else:
+        hanging = tmp_path / "hanging"
+        if what == "new":
+            hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+            hanging.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(hanging))
+        dead = bridge._workers[0]
+        dead.process.kill()
+        end = time.monotonic() + DEADLINE
+        while not (dead.process.stdin.closed if what == "gone" else bridge._workers[0] is not dead):
+            assert time.monotonic() < end
+            time.sleep(0.005)
+    stopping = threading.Thread(target=workers.stop, daemon=True)
+    stopping.start()
+    stopping.join(DEADLINE)
+    assert not stopping.is_alive()
+    assert bridge.pids == []
 
 
 def test_a_port_of_the_bridge_that_is_taken(make_server: Callable[..., reverb.Server]) -> None:
