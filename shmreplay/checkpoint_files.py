@@ -15,7 +15,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final
@@ -38,6 +38,7 @@ __all__ = [
 _NAME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}\+00:00")
 _UNFINISHED: Final = re.compile(r"\.shmreplay-[0-9a-f]{16}")
 _FILE: Final = re.compile(r"blocks-[0-9a-f]{16}\.bin")
+_LOCK_PAUSE_S: Final = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -81,8 +82,12 @@ def latest(root: str) -> str | None:
 
 
 @contextmanager
-def locked(root: str) -> Iterator[int]:
+def locked(root: str, look: Callable[[], None] = lambda: None) -> Iterator[int]:
     """Makes the directory if it is not there, and keeps others from writing checkpoints to it.
+
+    Args:
+        root: The directory.
+        look: Called now and then while others write there; raises where waiting is to end.
 
     Yields:
         A descriptor of it.
@@ -99,10 +104,20 @@ def locked(root: str) -> Iterator[int]:
             " directory, or a place where one can be made. Give another path."
         ) from error
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        while not _try_lock(fd):
+            look()
+            time.sleep(_LOCK_PAUSE_S)
         yield fd
     finally:
         os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def new_directory(root: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeGuard
 
 import numpy as np
@@ -339,8 +339,13 @@ class Reader:
                     raise self.bad("an item structure is damaged")
         return out
 
-    def section(self, name: str, dtype: npt.DTypeLike) -> Array:
-        """Reads a section.
+    def section(
+        self,
+        name: str,
+        dtype: npt.DTypeLike,
+        make: Callable[[int, npt.DTypeLike], Array] = np.empty,
+    ) -> Array:
+        """Reads a section, into an array that is made for it.
 
         Raises:
             CheckpointError: There is none, or it is damaged; says where.
@@ -351,7 +356,7 @@ class Reader:
         kind = np.dtype(dtype)
         if size % kind.itemsize != 0:
             raise self.bad(f"section {name!r} has {size} bytes")
-        array = np.empty(size // kind.itemsize, kind)
+        array = make(size // kind.itemsize, kind)
         with _open(self._index_path) as file:
             view = _bytes_of(array)
             done = 0

@@ -52,11 +52,14 @@ class CheckpointSettings(NamedTuple):
     """Whether the rate limiters of tables that are loaded count anew."""
 
     bandwidth: float | None = None
-    """Bytes of steps that are written in a second, at most."""
+    """Bytes of steps that are written and verified in a second, at most."""
+
+    verify: bool = True
+    """Whether what the last checkpoint has is looked at before the next one shares it."""
 
     def to_json(self) -> bytes:
         """Returns what those who write checkpoints need to know."""
-        names = ("path", "group", "keep", "bandwidth")
+        names = ("path", "group", "keep", "bandwidth", "verify")
         return json.dumps({name: getattr(self, name) for name in names}).encode()
 
     @classmethod
@@ -88,6 +91,7 @@ class DefaultCheckpointer(CheckpointerBase):
         settings: str = "declared",
         reset_limiters: bool = False,
         bandwidth: float | None = None,
+        verify: bool = True,
     ) -> None:
         """Makes a checkpointer.
 
@@ -97,8 +101,7 @@ class DefaultCheckpointer(CheckpointerBase):
             fallback_checkpoint_path: A checkpoint to load where the directory has none; if there
                 is none at this path either, the server starts empty.
             keep: How many of the newest checkpoints stay; older ones are removed. What two of
-                them have in common is on disk once, so a disk that damages it damages both: keep
-                a copy elsewhere if that must not be.
+                them have in common is on disk once, so a disk that damages it damages both.
             every_seconds: The server writes one by itself each time so many seconds have passed.
             every_inserts: The same each time so many items were inserted, in all tables together.
             settings: Where the settings of a table that is loaded differ from those that the server
@@ -108,7 +111,10 @@ class DefaultCheckpointer(CheckpointerBase):
                 inserting nor sampling has to wait for what happened before the restart.
             bandwidth: Bytes of steps that are written in a second, at most, where the disk or the
                 memory's bandwidth is to be left to others; None for as fast as it goes, with the
-                least claim to the processors.
+                least claim to the processors. It holds for what `verify` reads, too.
+            verify: What the next checkpoint shares with the last one is read and compared with its
+                checksums first, and what the disk damaged is written anew; the log says so. A
+                second or so of one processor for each gigabyte. False leaves damage unnoticed.
 
         Raises:
             ArgumentTypeError: An argument has the wrong type.
@@ -117,11 +123,6 @@ class DefaultCheckpointer(CheckpointerBase):
         self.path = _path("path", path)
         if not isinstance(group, str):
             raise ArgumentTypeError(f"Got group {group!r}; expected a str. Give a name.")
-        if settings not in ("declared", "saved"):
-            raise InvalidArgumentError(
-                f"Got settings {settings!r} for a checkpointer; expected 'declared' or 'saved'. "
-                f"Use one."
-            )
         self.group = group
         self.fallback_checkpoint_path = (
             None
@@ -138,9 +139,10 @@ class DefaultCheckpointer(CheckpointerBase):
             keep,
             _above_zero("every_seconds", every_seconds, "seconds", "never"),
             every_inserts,
-            settings,
+            _declared_or_saved(settings),
             bool(reset_limiters),
             _above_zero("bandwidth", bandwidth, "bytes a second", "no limit"),
+            bool(verify),
         )
 
     def internal_checkpointer(self) -> CheckpointSettings:
@@ -167,6 +169,15 @@ def default_checkpointer(group: str | None = None) -> CheckpointerBase:
         group: Has no effect, as in Reverb.
     """
     return TempDirCheckpointer()
+
+
+def _declared_or_saved(settings: Any) -> str:
+    if settings not in ("declared", "saved"):
+        raise InvalidArgumentError(
+            f"Got settings {settings!r} for a checkpointer; expected 'declared' or 'saved'. "
+            f"Use one."
+        )
+    return str(settings)
 
 
 def _check_whole(name: str, value: Any) -> None:

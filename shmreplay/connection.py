@@ -375,7 +375,7 @@ class Connection:
         self.check_open()
         text = _native.checkpointer(self.native)
         settings = CheckpointSettings("") if text is None else CheckpointSettings.from_json(text)
-        return save(self.native, self.configs, settings, self.store.reclaim_dead)
+        return save(self.native, self.configs, settings, self.store.reclaim_dead, self._hold)
 
     def stats(self) -> dict[str, float]:
         """Counters of the store and of each table: a flat dict of numbers, units in the names.

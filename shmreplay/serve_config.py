@@ -11,7 +11,7 @@ file of a local disk, relative to this file); and
 ``checkpoint`` is the directory of the server's checkpoints, relative to this file, of which it
 loads the newest; or ``[server.checkpoint]`` with ``path`` and the other arguments of
 `DefaultCheckpointer`: ``every_seconds``, ``every_inserts``, ``keep``, ``bandwidth``,
-``settings``, ``reset_limiters``, ``fallback_checkpoint_path``.
+``settings``, ``reset_limiters``, ``verify``, ``fallback_checkpoint_path``.
 
 A selector is the name of its kind, or ``{ kind = "prioritized", priority_exponent = 0.6 }``. A
 limiter is ``{ kind = ..., ... }`` with the arguments of ``min_size``, ``sample_to_insert_ratio``,
@@ -51,6 +51,7 @@ _CHECKPOINT: Final = {
     "bandwidth": ((int, float), "bytes a second"),
     "settings": (str, "'declared' or 'saved'"),
     "reset_limiters": (bool, "true or false"),
+    "verify": (bool, "true or false"),
     "fallback_checkpoint_path": (str, "a checkpoint's directory"),
 }
 _REQUIRED: Final = object()

@@ -130,6 +130,76 @@ def test_nothing_is_shared_with_a_damaged_one(
     verify(Path(again.path))
 
 
+# ---------------------------------------------------------------- what the next one shares
+
+
+def data_files(path: Path) -> list[Path]:
+    return sorted(path.glob("blocks-*.bin"))
+
+
+def damage(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 4
+    path.write_bytes(whole)
+
+
+def in_two_files(server: reverb.Server) -> Path:
+    """A checkpoint with a data file of each of two earlier ones."""
+    client = server.localhost_client()
+    for _ in range(2):
+        client.insert_batch("t", {"x": np.arange(4.0)})
+        path = Path(server.checkpoint().path)
+    assert len(data_files(path)) == 2
+    return path
+
+
+def test_what_a_disk_damages_is_not_shared_but_written_anew(
+    tmp_path: Path, make_server: MakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server(tables(), checkpointer=DefaultCheckpointer(tmp_path, keep=2))
+    first = in_two_files(server)
+    one, other = data_files(first)
+    damage(one)
+    with pytest.raises(CheckpointError):
+        verify(first)
+    again = server.checkpoint()
+    assert f"{one.name} at offset 0: Got the checksum" in caplog.text
+    assert "is written anew" in caplog.text
+    assert 0 < again.new_bytes < again.data_bytes
+    names = files(Path(again.path))
+    assert one.name not in names and other.name in names
+    verify(Path(again.path))
+    caplog.clear()
+    assert server.checkpoint().new_bytes == 0 and not caplog.text
+    server.stop()
+    server = make_server(tables(), checkpointer=DefaultCheckpointer(tmp_path))
+    server.check()
+    assert server.stats()["t/size"] == 8
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_data_file_that_was_cut_off_or_is_gone_is_written_anew(
+    tmp_path: Path, make_server: MakeServer, gone: bool
+) -> None:
+    server = make_server(tables(), checkpointer=DefaultCheckpointer(tmp_path))
+    path = data_files(in_two_files(server))[-1]
+    os.truncate(path, 3)
+    if gone:
+        path.unlink()
+    verify(Path(server.checkpoint().path))
+
+
+def test_whoever_does_not_want_it_verified_inherits_the_damage(
+    tmp_path: Path, make_server: MakeServer
+) -> None:
+    server = make_server(tables(), checkpointer=DefaultCheckpointer(tmp_path, verify=False))
+    damage(data_files(in_two_files(server))[0])
+    again = server.checkpoint()
+    assert again.new_bytes == 0
+    with pytest.raises(CheckpointError):
+        verify(Path(again.path))
+
+
 # ---------------------------------------------------------------- numbers that contradict others
 
 
