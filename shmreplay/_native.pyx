@@ -52,8 +52,10 @@ from shmreplay.pattern_plan import (
     check_step,
     relabelled,
     set_twice,
+    step_unknown,
     told_unusable,
     used_columns,
+    without_values,
 )
 from shmreplay.spec import DTYPE_OF_CODE, dtype_code, dtype_name, shape_text
 from shmreplay.tree import flatten, flatten_with_path, is_nested

@@ -36,8 +36,10 @@ __all__ = [
     "compile_config",
     "relabelled",
     "set_twice",
+    "step_unknown",
     "told_unusable",
     "used_columns",
+    "without_values",
 ]
 
 _logger = getLogger("shmreplay")
@@ -243,6 +245,19 @@ def set_twice(index: int, path: tree.Path) -> WriterStateError:
     )
 
 
+def step_unknown() -> WriterStateError:
+    """The error for a step in place before it is known what a step looks like."""
+    return WriterStateError(
+        "next_step() does not know dtype and shape of all columns: no step had them all yet. Append"
+        " the first step, and write those after it in place."
+    )
+
+
+def without_values(data: Any) -> Any:
+    """The structure of a step, with None for its leaves."""
+    return tree.map_structure(lambda _: None, data)
+
+
 def check_new_column(plans: Sequence[ConfigPlan], index: int, path: tree.Path, leaf: Any) -> None:
     """Refuses the first value of a column that priorities are made of, if it is no number.
 
@@ -302,7 +317,8 @@ class PatternEvaluator:
         self._plans = plans
         self._used = used_columns(plans)
         self._paths: list[tree.Path] | None = None
-        self._known: set[int] = set()
+        self._blank: dict[int, npt.NDArray[Any]] = {}  # of each column that has had a value, zeros
+        self.step_structure: Any = None  # of the steps; leaves do not matter
         self._told: set[int] = set()
         # Of each step since the buffers were cleared, the newest last: the used values that it has.
         self._steps: deque[dict[int, npt.NDArray[Any]]] = deque(maxlen=reach)
@@ -322,7 +338,7 @@ class PatternEvaluator:
         for index, leaf in given.items():
             if index in open_step:
                 raise set_twice(index, flat[index][0])
-            if index not in self._known:
+            if index not in self._blank:
                 check_new_column(self._plans, index, flat[index][0], leaf)
         if timeout is not None:
             # Room for all items that the step can make; to the writer, 0 means for ever.
@@ -332,12 +348,28 @@ class PatternEvaluator:
             self._writer.append(given, partial_step=partial_step)
         except ReverbError as error:
             raise relabelled(error, flat) from None
+        if self._paths is None:
+            self.step_structure = without_values(data)
         self._paths = [path for path, _ in flat]
-        self._known.update(given)
+        for index in given.keys() - self._blank.keys():
+            self._blank[index] = np.zeros_like(as_array(given[index], flat[index][0]))
         self._take(given)
         self.step_is_open = partial_step
         if given:
             self._apply(at_end=False)
+
+    def blank_step(self) -> list[npt.NDArray[Any] | None]:
+        """Arrays of zeros for the leaves of a step, None for those that are not used.
+
+        Raises:
+            WriterStateError: A column is not known yet, or a step is open.
+        """
+        if self._paths is None or len(self._blank) < len(self._used):
+            raise step_unknown()
+        if self.step_is_open:
+            raise WriterStateError("the step is open already; finish it before next_step()")
+        leaves = range(len(self._paths))
+        return [self._blank[i].copy() if i in self._blank else None for i in leaves]
 
     def _take(self, given: Mapping[int, Any]) -> None:
         """Notes values of the newest step, which a step that is not open begins."""

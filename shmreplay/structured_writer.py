@@ -46,6 +46,7 @@ __all__ = [
     "Pattern",
     "PatternTransform",
     "ReferenceStep",
+    "StructuredStep",
     "StructuredWriter",
     "constant_priority_fn",
     "create_config",
@@ -110,6 +111,21 @@ class StructuredWriter(StructuredCore):
             self._writer.close()
             raise
 
+    def next_step(self) -> StructuredStep:
+        """A step to write in place: no copy is made.
+
+        Use it as `with writer.next_step() as step: step['obs'][...] = ...`. Inside, `step` is the
+        structure of a step, of writable arrays (zeros to begin with) that lie in shared memory,
+        and None for leaves that no pattern and no condition names; at the end of the block the step
+        is appended and the patterns are applied, or it is dropped if the block raised. Keep neither
+        the arrays nor views of them for later: the memory then belongs to the step, and in the end
+        to others. Over a bridge the arrays lie in the client's memory.
+
+        Raises:
+            WriterStateError: No step with all of its columns was appended yet.
+        """
+        return StructuredStep(self)
+
     def flush(self, block_until_num_items: int = 0, timeout_ms: int | None = None) -> None:
         """Waits until at most so many items are not in their table yet.
 
@@ -172,6 +188,43 @@ class StructuredWriter(StructuredCore):
         except errors.ReverbError as error:
             if not isinstance(error, errors.WriterClosedError | errors.ForkedHandleError):
                 logger.warning("a structured writer is gone before all its items got in: %s", error)
+
+
+class StructuredStep:
+    """A step that is written in place; see `StructuredWriter.next_step`."""
+
+    def __init__(self, writer: StructuredWriter) -> None:
+        """See `StructuredWriter.next_step`."""
+        self._writer = writer
+        self._arrays: list[Any] = []
+        self._step: Any = None
+
+    def __enter__(self) -> Any:
+        """Opens the step; returns the structure of arrays."""
+        evaluator = self._writer.evaluator
+        if evaluator is None:
+            self._arrays = self._writer.place_open()
+            structure = self._writer.step_structure
+        else:
+            self._arrays = evaluator.blank_step()
+            structure = evaluator.step_structure
+        self._step = tree.unflatten_as(structure, self._arrays)
+        return self._step
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Appends the step, or drops it if the block raised. The arrays become read-only."""
+        for array in self._arrays:
+            if array is not None:
+                array.flags.writeable = False
+        if self._writer.evaluator is None:
+            self._writer.place_close(exc_type is None)
+        elif exc_type is None:
+            self._writer.append(self._step)
 
 
 # ---------------------------------------------------------------- patterns

@@ -94,6 +94,7 @@ cdef class StructuredCore:
     cdef list plans
     cdef list paths            # of the leaves of a step, None: no step seen yet
     cdef Node node             # structure of the steps
+    cdef readonly object step_structure  # the same; leaves do not matter
     cdef Group group           # of all used columns, once a whole step of it was seen
     cdef AppendPlan plain      # how to write a flat dict that has all used columns
     cdef int64_t used_steps    # steps with a value of a used column
@@ -178,6 +179,48 @@ cdef class StructuredCore:
             if not partial_step:
                 w.close_step()
         return 0
+
+    def place_open(self):
+        """The next step: its leaves as writable arrays of zeros that lie in the store, None for
+        those that no pattern looks at.
+        """
+        cdef WriterCore w = self.writer
+        cdef list arrays
+        if w.pending:
+            w.make_room("next_step", None)
+        w.enter()
+        try:
+            if sr_store_is_closed(&w.session.store.st):
+                raise_status(SR_CLOSED, "next_step", w.session.store)
+            if self.paths is None or None in self.columns:
+                raise step_unknown()
+            if w.in_place or w.step_open:
+                raise errors.WriterStateError(
+                    "the step is open already; finish it before next_step()")
+            group = w.group_of(self.columns) if self.group is None else self.group
+            arrays = [None] * len(self.paths)
+            for i, array in zip(self.used, w.place_arrays(group)):
+                arrays[i] = array
+        finally:
+            w.leave()
+        return arrays
+
+    def place_close(self, bint keep):
+        """Publish the step that was written in place and make the items that it completes, or drop
+        it.
+        """
+        cdef WriterCore w = self.writer
+        w.enter()
+        try:
+            if w.place_end(keep):
+                self.newest_used = w.step - 1
+                self.used_steps += 1
+                self.apply(w.step - 1, w.episode_steps - 1, False)
+        finally:
+            w.leave()
+            if self.held:
+                self.held = False
+                w.window_grew()
 
     def apply_at_end(self):
         """Make the items of patterns that fire where the episode ends."""
@@ -282,6 +325,7 @@ cdef class StructuredCore:
         """Remember the structure of a step; of a whole one also how to write it at once."""
         cdef Node keys
         self.node = compile_node(data)
+        self.step_structure = without_values(data)
         self.group = None
         self.plain = None
         if not whole:

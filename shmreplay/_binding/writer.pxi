@@ -1217,14 +1217,18 @@ cdef class WriterCore:
             if self.in_place or self.step_open:
                 raise errors.WriterStateError(
                     "the step is open already; finish it before next_step()")
-            key = tuple(numbers)
-            group = self.groups.get(key)
-            if group is None:
-                group = Group([self.columns[k] for k in key])
-                self.groups[key] = group
-            return self.place_arrays(group)
+            return self.place_arrays(self.group_of([self.columns[k] for k in numbers]))
         finally:
             self.leave()
+
+    cdef Group group_of(self, list columns):
+        """The group of these columns, a new one if there is none."""
+        key = tuple([(<Column>c).number for c in columns])
+        group = self.groups.get(key)
+        if group is None:
+            group = Group(columns)
+            self.groups[key] = group
+        return group
 
     cdef list place_arrays(self, Group group):
         cdef list arrays = []
@@ -1246,25 +1250,30 @@ cdef class WriterCore:
 
     def place_close(self, bint keep):
         """Publish the row that was written in place, or drop it."""
-        cdef int rc
         self.enter()
         try:
-            if not self.in_place:
-                return
-            self.in_place = False
-            if keep:
-                rc = sr_block_publish(&self.session.ses, self.place_group.block, 1, self.episode)
-                if rc != SR_OK:
-                    raise_status(rc, "writing a step")
-                for i, c in enumerate(self.place_group.columns):
-                    (<Column>c).push(
-                        self.step, self.place_group.block, self.place_group.rows, <uint32_t>i)
-                self.place_group.rows += 1
-                self.row_columns = self.place_group.numbers
-                self.close_step()
-            self.place_group = None
+            self.place_end(keep)
         finally:
             self.leave()
+
+    cdef bint place_end(self, bint keep) except -1:
+        """Gives whether there is a new step."""
+        cdef int rc
+        if not self.in_place:
+            return False
+        self.in_place = False
+        if keep:
+            rc = sr_block_publish(&self.session.ses, self.place_group.block, 1, self.episode)
+            if rc != SR_OK:
+                raise_status(rc, "writing a step")
+            for i, c in enumerate(self.place_group.columns):
+                (<Column>c).push(
+                    self.step, self.place_group.block, self.place_group.rows, <uint32_t>i)
+            self.place_group.rows += 1
+            self.row_columns = self.place_group.numbers
+            self.close_step()
+        self.place_group = None
+        return keep
 
     def declare_column(self, tuple path, int code, tuple shape):
         """Make a column known before its first value. Gives its number."""

@@ -11,8 +11,9 @@ for _ in range(1000):
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -20,17 +21,26 @@ import numpy.typing as npt
 from gymnasium.vector.utils import iterate
 
 from shmreplay import errors, tree
-from shmreplay.integrations.episode_writers import EpisodeItemWriter, EpisodeWriter
+from shmreplay.integrations.episode_writers import (
+    EpisodeItemWriter,
+    EpisodeStep,
+    EpisodeWriter,
+)
 from shmreplay.integrations.hindsight import HindsightWriter
 from shmreplay.integrations.pattern_writers import NStepWriter, SequenceWriter
 
 __all__ = [
     "EpisodeItemWriter",
+    "EpisodeStep",
     "EpisodeWriter",
     "HindsightWriter",
     "NStepWriter",
     "SequenceWriter",
     "VectorRecorder",
+]
+
+_Result: TypeAlias = tuple[
+    Any, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]
 ]
 
 _NEXT_STEP, _SAME_STEP, _DISABLED = "NextStep", "SameStep", "Disabled"
@@ -48,7 +58,14 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
     * disabled: whoever steps the vector resets by `reset(options={"reset_mask": mask})`.
 
     An observation goes from the vector's buffer straight into shared memory. With a
-    `SyncVectorEnv(copy=False)` that is the only copy of it.
+    `SyncVectorEnv(copy=False)` that is the only copy of it. A vector of a class with a method
+
+        step_into(actions, out) -> observations, rewards, terminations, truncations, infos
+
+    writes it there itself, and nothing is copied: `out[i]` is, for each environment, the structure
+    of writable arrays that the observation which its step leads to belongs in (the final one where
+    the episode ends), or None where that is not recorded since the step is a reset. It returns what
+    `step` does; of the observations only those of resets are read.
     """
 
     def __init__(
@@ -73,6 +90,9 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
                 f"got a vector environment with autoreset_mode {mode!r}; expected one of"
                 " gymnasium.vector.AutoresetMode. Set it in its metadata"
             )
+        # Asked of the class: a wrapper hands on attributes of what it wraps, but it changes the
+        # observations.
+        self._steps_into = hasattr(type(env), "step_into")
         self._writers = [make_writer() for _ in range(self.num_envs)]
         self._ended = np.ones(self.num_envs, np.bool_)
 
@@ -101,9 +121,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         self._ended[mask] = False
         return observations, infos
 
-    def step(
-        self, actions: Any, extras: Any = None
-    ) -> tuple[Any, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
+    def step(self, actions: Any, extras: Any = None) -> _Result:
         """Steps the environments and records what came of it.
 
         Args:
@@ -121,28 +139,50 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
                 " or not begun; expected all to be in an episode. Call reset(), or"
                 ' reset(options={"reset_mask": mask}) for those'
             )
-        result = self.env.step(actions)
-        observations, rewards, terminations, truncations, infos = result
-        for i, action in enumerate(iterate(self.action_space, actions)):
+        each = list(iterate(self.action_space, actions))
+        result: _Result
+        if self._steps_into:
+            result = self._step_in_place(actions, each, extras)
+        else:
+            result = self.env.step(actions)
+        observations, _, terminations, truncations, infos = result
+        for i, action in enumerate(each):
             if self._ended[i]:
                 self._writers[i].begin(_part(observations, i))
                 self._ended[i] = False
                 continue
             ended = bool(terminations[i] or truncations[i])
             same_step = ended and self._mode == _SAME_STEP
-            self._writers[i].step(
-                action,
-                rewards[i],
-                _final(infos, i) if same_step else _part(observations, i),
-                terminations[i],
-                truncations[i],
-                None if extras is None else _part(extras, i),
-            )
+            if not self._steps_into:
+                self._writers[i].step(
+                    action,
+                    result[1][i],
+                    _final(infos, i) if same_step else _part(observations, i),
+                    terminations[i],
+                    truncations[i],
+                    None if extras is None else _part(extras, i),
+                )
             if same_step:
                 self._writers[i].begin(_part(observations, i))
             else:
                 self._ended[i] = ended
-        return observations, rewards, terminations, truncations, infos
+        return result
+
+    def _step_in_place(self, actions: Any, each: list[Any], extras: Any) -> _Result:
+        """Steps a vector that writes its observations where they are stored."""
+        env: Any = self.env
+        places: list[EpisodeStep | None] = [None] * self.num_envs
+        with contextlib.ExitStack() as stack:
+            for i in reversed(range(self.num_envs)):  # the last one opened is closed first
+                if not self._ended[i]:
+                    extra = None if extras is None else _part(extras, i)
+                    places[i] = stack.enter_context(self._writers[i].next_step(each[i], extra))
+            out = [None if place is None else place.observation for place in places]
+            result: _Result = env.step_into(actions, out)
+            for i, place in enumerate(places):
+                if place is not None:
+                    place.outcome(*(part[i] for part in result[1:4]))
+        return result
 
     def close(self, **kwargs: Any) -> None:
         """Cuts off the episodes, and closes the writers and the environments."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from shmreplay import errors, tree
+from shmreplay import errors, structured, tree
 from shmreplay.client import Client
-from shmreplay.integrations.episode_writers import EpisodeWriter, checked_at_least
+from shmreplay.integrations.episode_writers import EpisodeWriter, checked_at_least, columns_of
 
 __all__ = ["HindsightWriter"]
 
@@ -29,8 +29,10 @@ class HindsightWriter(EpisodeWriter):
     * ``discount`` float32: that of the constructor, or 0 where the episode terminated;
     * ``relabelled`` bool.
 
-    The items of an episode are made when it ends. They refer to its steps: goals and observations
-    are in memory once, however often they are relabelled.
+    An episode is kept until it ends, since goals come from later steps, and then written: each
+    observation once, and after it the rows of its relabelled transitions, of a goal and a reward
+    alone. The items are patterns over these rows, so an observation is in the table's memory once,
+    however often it is relabelled.
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class HindsightWriter(EpisodeWriter):
         self._max_steps = checked_at_least("max_steps", max_steps, 1)
         self._priority = priority
         self._random = np.random.default_rng(seed)
-        # Of each step, the row itself and that of each reward that it gets by relabelling.
-        rows = 1 + self._max_steps * (1 + self._relabels)
-        self._writer = client.trajectory_writer(rows)
-        self._achieved: list[Any] = []
+        self._client = client
+        self._writer: structured.StructuredWriter | None = None
+        self._empty: dict[str, Any] = {}
+        self._specs: dict[tree.Path, Any] = {}  # dtype and shape of what each step has
+        self._observations: list[Any] = []
+        self._rows: list[dict[str, Any]] = []
 
-    def _begin(self, observation: Any, action: Any, extras: Any) -> None:
+    def _learn(self, observation: Any, action: Any, extras: Any) -> None:
         if not isinstance(observation, Mapping) or not (
             {"achieved_goal", "desired_goal"} <= observation.keys()
         ):
@@ -82,8 +86,47 @@ class HindsightWriter(EpisodeWriter):
                 f"got the observation {observation!r:.200}; expected a dict with 'achieved_goal'"
                 " and 'desired_goal'. Use NStepWriter where there are no goals"
             )
-        self._writer.append({"observation": observation})
-        self._achieved = [np.array(observation["achieved_goal"])]
+        row = {"observation": observation, "action": action}
+        if extras is not None:
+            row["extras"] = extras
+        self._specs = _specs_of(row)
+        names = ("reward", "discount", "relabelled", "goal", "place")
+        self._empty = tree.map_structure(lambda _: None, row) | dict.fromkeys(names)
+        self._writer = self._client.structured_writer(self._configs())
+
+    def _configs(self) -> list[structured.Config]:
+        """One for transitions, and one for each of the relabelled ones that come after it.
+
+        A step's row is followed by `relabels` more: the one of place k makes the k-th item.
+        """
+        step = structured.create_reference_step(self._empty)
+        place = structured.Condition.data(self._empty)["place"]
+        configs = []
+        for k in range(self._relabels + 1):
+            last, first = -k - 1, -k - 2 - self._relabels
+            pattern = {
+                "observation": columns_of(step["observation"], first),
+                "action": columns_of(step["action"], last),
+                "reward": step["reward"][-1],
+                "discount": step["discount"][last],
+                "next_observation": columns_of(step["observation"], last),
+                "relabelled": step["relabelled"][-1],
+            }
+            if "extras" in step:
+                pattern["extras"] = columns_of(step["extras"], last)
+            if k > 0:
+                for name in ("observation", "next_observation"):
+                    pattern[name]["desired_goal"] = step["goal"][-1]
+            priority = structured.constant_priority_fn(self._priority)
+            configs.append(
+                structured.create_config(pattern, self._table, [place == k], priority=priority)
+            )
+        return configs
+
+    def _begin(self, observation: Any) -> None:
+        self._check({"observation": observation})
+        self._observations = [tree.map_structure(np.array, observation)]
+        self._rows = []
 
     def _step(
         self,
@@ -94,64 +137,80 @@ class HindsightWriter(EpisodeWriter):
         truncated: bool,
         extras: Any,
     ) -> None:
-        if len(self._achieved) > self._max_steps:
+        if len(self._rows) >= self._max_steps:
             raise errors.InvalidArgumentError(
                 f"got an episode of more than max_steps={self._max_steps} steps; expected"
                 " at most these. Make the writer with more, or end the episode earlier"
             )
-        row = {
-            "observation": observation,
-            "action": action,
-            "reward": np.float32(reward),
-            "discount": np.float32(0.0 if terminated else self._discount),
-            "relabelled": np.False_,
-        }
+        row = {"observation": observation, "action": action}
         if extras is not None:
             row["extras"] = extras
-        self._writer.append(row)
-        self._achieved.append(np.array(observation["achieved_goal"]))
+        self._check(row)
+        row = tree.map_structure(np.array, row)
+        row["reward"] = np.float32(reward)
+        row["discount"] = np.float32(0.0 if terminated else self._discount)
+        self._observations.append(row["observation"])
+        self._rows.append(row)
+
+    def _check(self, row: dict[str, Any]) -> None:
+        """Refuses at once what could not be written where the episode ends."""
+        given = _specs_of(row)
+        # The row of a reset has no more than an observation.
+        known = {p: s for p, s in self._specs.items() if len(row) > 1 or p[0] in row}
+        for path in sorted(given.keys() | known.keys(), key=str):
+            got, expected = given.get(path, "nothing"), known.get(path, "nothing")
+            if got != expected:
+                raise errors.SignatureError(
+                    f"got {got} at {path!r}, which is incompatible with the steps before; expected"
+                    f" {expected} (dtype, shape). Convert it, or make another writer"
+                )
+
+    def _next_row(self) -> Any:
+        return None
 
     def _end(self) -> None:
-        steps = len(self._achieved) - 1
-        achieved = np.stack(self._achieved)
+        steps = len(self._rows)
+        achieved = np.stack([each["achieved_goal"] for each in self._observations])
         first = np.repeat(np.arange(steps), self._relabels)
-        goals = self._random.integers(first + 1, steps + 1)
+        goals = achieved[self._random.integers(first + 1, steps + 1)]
         rewards: Any = ()
         if len(first):
             infos: list[dict[str, Any]] = [{} for _ in first]
             rewards = np.asarray(
-                self._compute_reward(achieved[first + 1], achieved[goals], infos), np.float32
-            )
-        for reward in rewards:
-            self._writer.append({"reward": reward, "relabelled": np.True_})
-        for t in range(steps):
-            self._create(t, None, t + 1)
-        for number, (start, goal) in enumerate(zip(first, goals, strict=True)):
-            self._create(int(start), int(goal), steps + 1 + number)
-        self._writer.end_episode()
+                self._compute_reward(achieved[first + 1], goals, infos), np.float32
+            ).reshape(len(first))
+        self._append(observation=self._observations[0])
+        for _ in range(self._relabels):
+            self._append(place=np.int32(-1))
+        for t, row in enumerate(self._rows):
+            self._append(**row, relabelled=np.False_, place=np.int32(0))
+            for k in range(self._relabels):
+                i = t * self._relabels + k
+                self._append(
+                    goal=goals[i],
+                    reward=rewards[i],
+                    relabelled=np.True_,
+                    place=np.int32(k + 1),
+                )
+        self._observations, self._rows = [], []
+        self._abandon()
 
-    def _create(self, t: int, goal: int | None, outcome: int) -> None:
-        """The item of the transition from row t, with the goal of a row and another's reward."""
-        history = self._writer.history
-        item = {
-            "observation": tree.map_structure(lambda column: column[t], history["observation"]),
-            "action": tree.map_structure(lambda column: column[t + 1], history["action"]),
-            "reward": history["reward"][outcome],
-            "discount": history["discount"][t + 1],
-            "next_observation": tree.map_structure(
-                lambda column: column[t + 1], history["observation"]
-            ),
-            "relabelled": history["relabelled"][outcome],
-        }
-        if "extras" in history:
-            item["extras"] = tree.map_structure(lambda column: column[t + 1], history["extras"])
-        if goal is not None:
-            reached = history["observation"]["achieved_goal"][goal]
-            item["observation"]["desired_goal"] = reached
-            item["next_observation"]["desired_goal"] = reached
-        self._writer.create_item(self._table, self._priority, item)
+    def _append(self, **fields: Any) -> None:
+        assert self._writer is not None
+        self._writer.append(self._empty | fields)
+
+    def _abandon(self) -> None:
+        assert self._writer is not None
+        self._writer.end_episode()
 
     def close(self) -> None:
         """See `EpisodeWriter.close`."""
         self.cut()
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _specs_of(row: dict[str, Any]) -> dict[tree.Path, Any]:
+    """Dtype and shape of each leaf."""
+    arrays = [(path, np.asarray(leaf)) for path, leaf in tree.flatten_with_path(row)]
+    return {path: f"{array.dtype}{list(array.shape)}" for path, array in arrays}

@@ -34,7 +34,7 @@ class _PatternWriter(EpisodeWriter):
         self._stack = checked_at_least("stack", stack, 1)
         self._priority = priority
         self._writer: structured.StructuredWriter | None = None
-        self._blank: dict[str, Any] = {}
+        self._empty: dict[str, Any] = {}
 
     @abc.abstractmethod
     def _fields(self) -> tuple[str, ...]:
@@ -44,26 +44,31 @@ class _PatternWriter(EpisodeWriter):
     def _configs(self, step: Any) -> list[structured.Config]:
         """Patterns over the fields of a row."""
 
-    def _begin(self, observation: Any, action: Any, extras: Any) -> None:
-        if self._writer is None:
-            self._blank = {
-                "observation": _nothing_like(observation),
-                "action": _nothing_like(action),
-                **dict.fromkeys(self._fields()),
-            }
-            if extras is not None:
-                self._blank["extras"] = _nothing_like(extras)
-            step = structured.create_reference_step(self._blank)
-            self._writer = self._client.structured_writer(self._configs(step))
+    def _learn(self, observation: Any, action: Any, extras: Any) -> None:
+        self._empty = {
+            "observation": _nothing_like(observation),
+            "action": _nothing_like(action),
+            **dict.fromkeys(self._fields()),
+        }
+        if extras is not None:
+            self._empty["extras"] = _nothing_like(extras)
+        step = structured.create_reference_step(self._empty)
+        self._writer = self._client.structured_writer(self._configs(step))
+
+    def _begin(self, observation: Any) -> None:
         # A stack before there are enough frames repeats the first.
         for _ in range(self._stack):
             self._append(observation=observation)
+
+    def _next_row(self) -> Any:
+        assert self._writer is not None
+        return self._writer.next_step()
 
     def _append(self, **fields: Any) -> None:
         assert self._writer is not None
         if fields.get("extras", 0) is None:
             del fields["extras"]
-        self._writer.append(self._blank | fields)
+        self._put(self._writer, self._empty | fields)
 
     def _config(
         self, pattern: Any, conditions: list[structured.ConditionProto]
@@ -78,6 +83,9 @@ class _PatternWriter(EpisodeWriter):
     def _end(self) -> None:
         assert self._writer is not None
         self._writer.end_episode()
+
+    def _abandon(self) -> None:
+        _PatternWriter._end(self)
 
     def close(self) -> None:
         """See `EpisodeWriter.close`."""
@@ -144,7 +152,7 @@ class NStepWriter(_PatternWriter):
         Counted from there, a transition of n - j steps begins as far back as one of n at the end.
         """
         n, stack = self._n, self._stack
-        structure = tree.map_structure(lambda _: None, self._blank)
+        structure = tree.map_structure(lambda _: None, self._empty)
         tail = structured.Condition.data(structure)["tail"]
         first = -n - 1 if stack == 1 else slice(-n - stack, -n)
         configs = []
@@ -162,8 +170,8 @@ class NStepWriter(_PatternWriter):
             configs.append(self._config(pattern, [tail == j]))
         return configs
 
-    def _begin(self, observation: Any, action: Any, extras: Any) -> None:
-        super()._begin(observation, action, extras)
+    def _begin(self, observation: Any) -> None:
+        super()._begin(observation)
         self._rewards.clear()
         self._terminated = False
 
@@ -276,8 +284,8 @@ class SequenceWriter(_PatternWriter):
             self._config(pattern, [index >= first, index % self._period != phase, ended]),
         ]
 
-    def _begin(self, observation: Any, action: Any, extras: Any) -> None:
-        super()._begin(observation, action, extras)
+    def _begin(self, observation: Any) -> None:
+        super()._begin(observation)
         self._steps = 0
 
     def _step(

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shmreplay as reverb
+from shmreplay import tree
 
 
 class Step(NamedTuple):
@@ -74,6 +75,37 @@ class Scripted(gymnasium.Env[Any, Any]):
         return steps[-1].observation, reward, terminated, truncated, {"t": len(steps)}
 
 
+class Writing(SyncVectorEnv):
+    """Writes observations where it is told, and returns garbage but for those of resets."""
+
+    places: list[Any]  # all that it was given
+
+    def step_into(self, actions: Any, out: Any) -> Any:
+        observations, rewards, terminations, truncations, infos = self.step(actions)
+        self.__dict__.setdefault("places", []).extend(out)
+        for i, place in enumerate(out):
+            if place is None:
+                continue
+            final = self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP and bool(
+                terminations[i] or truncations[i]
+            )
+            for array, source, returned in zip(
+                tree.flatten(place),
+                tree.flatten(infos["final_obs"][i] if final else at(observations, i)),
+                tree.flatten(observations),
+                strict=True,
+            ):
+                array[...] = source
+                if not final:
+                    returned[i] = 77
+        infos.pop("final_obs", None)
+        return observations, rewards, terminations, truncations, infos
+
+
+def at(batch: Any, i: int) -> Any:
+    return tree.map_structure(lambda array: array[i], batch)
+
+
 def play(
     mode: AutoresetMode,
     record: Callable[[SyncVectorEnv], Any],
@@ -82,10 +114,11 @@ def play(
     steps: int = 60,
     seed: int = 1,
     copy: bool = True,
+    kind: type[SyncVectorEnv] = SyncVectorEnv,
 ) -> list[Episode]:
     """Plays in three environments and gives the episodes that have begun, by their own account."""
     envs = [Scripted(number, nested, seed) for number in range(3)]
-    vector = SyncVectorEnv(
+    vector = kind(
         [lambda env=env: env for env in envs],  # type: ignore[misc]
         autoreset_mode=mode,
         copy=copy,

@@ -14,6 +14,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shmreplay as reverb
+from shmreplay import tree
 from shmreplay.integrations.gymnasium import (
     EpisodeItemWriter,
     HindsightWriter,
@@ -25,6 +26,7 @@ from tests.conftest import free_port
 from tests.integrations.episodes import (
     Episode,
     Step,
+    Writing,
     canonical,
     items_of,
     play,
@@ -194,60 +196,218 @@ def compute_reward(achieved: Any, desired: Any, infos: Any) -> Any:
     return -(far[:, 0] if far.ndim else far).astype(np.float32)
 
 
-@each_mode
-def test_hindsight(make_server: MakeServer, mode: AutoresetMode) -> None:
-    """The transitions, and of each so many relabelled ones with later goals and their rewards."""
-    client = client_of(make_server)
-    record: list[Episode] = []
-    recorder = VectorRecorder(
-        SyncVectorEnv([lambda: Reach(record)], autoreset_mode=mode),
-        lambda: HindsightWriter(client, "replay", compute_reward, relabels=3, seed=1),
-    )
+def walk(
+    recorder: VectorRecorder, mode: AutoresetMode, steps: int = 100, extras: bool = False
+) -> None:
+    """Random steps in one environment, and the end."""
     recorder.reset(seed=3)
     random = np.random.default_rng(5)
-    for _ in range(100):
-        _, _, terminations, truncations, _ = recorder.step(random.integers(2, size=1))
+    for t in range(steps):
+        more = {"t": np.array([t])} if extras else None
+        _, _, terminations, truncations, _ = recorder.step(random.integers(2, size=1), more)
         ended = terminations | truncations
         if mode == AutoresetMode.DISABLED and ended.any():
             recorder.reset(options={"reset_mask": ended})
     recorder.close()
 
-    items = items_of(client, "replay")
-    originals = [item for item in items if not item["relabelled"]]
+
+def hindsight(record: list[Episode], relabels: int, seed: int) -> list[Any]:
+    """Each transition, and after it so many relabelled ones with later goals and their rewards."""
+    random = np.random.default_rng(seed)
     expected = []
     for episode in record:
+        count, observations = len(episode.steps), episode.observations
+        first = [t for t in range(count) for _ in range(relabels)]
+        goals = iter(random.integers(np.array(first, int) + 1, count + 1) if count else ())
         for t, step in enumerate(episode.steps):
-            expected.append(
-                {
-                    "observation": episode.observations[t],
-                    "action": np.int64(step.action),
-                    "reward": np.float32(step.reward),
-                    "discount": np.float32(0.0 if step.terminated else 0.98),
-                    "next_observation": step.observation,
-                    "relabelled": np.False_,
-                }
-            )
-    same_items(originals, expected)
-    start, goals = 0, set()
-    for episode in record:
-        count = len(episode.steps)
-        part = items[start : start + 4 * count]
-        start += 4 * count
-        assert [bool(item["relabelled"]) for item in part] == [False] * count + [True] * 3 * count
-        for number, item in enumerate(part[count:]):
-            t = number // 3
-            goal = float(item["observation"]["desired_goal"][0])
-            later = [float(o["achieved_goal"][0]) for o in episode.observations[t + 1 :]]
-            assert goal in later
-            goals.add((count - t, later.index(goal)))
-            plain = {**part[t], "relabelled": np.True_}
-            wanted = {"desired_goal": np.array([goal], np.float32)}
-            plain["observation"] = plain["observation"] | wanted
-            plain["next_observation"] = plain["next_observation"] | wanted
-            plain["reward"] = np.float32(-(abs(later[0] - goal) > 0.5))
-            assert canonical(item) == canonical(plain)
-    assert start == len(items) and len(goals) > 8
-    assert client.sample_batch("replay", 64).data["relabelled"].any()
+            plain = {
+                "observation": observations[t],
+                "action": np.int64(step.action),
+                "reward": np.float32(step.reward),
+                "discount": np.float32(0.0 if step.terminated else 0.98),
+                "next_observation": step.observation,
+                "relabelled": np.False_,
+            }
+            expected.append(plain)
+            for _ in range(relabels):
+                goal = observations[next(goals)]["achieved_goal"]
+                item = {**plain, "relabelled": np.True_}
+                for name in ("observation", "next_observation"):
+                    item[name] = {**plain[name], "desired_goal": goal}
+                far = abs(float(step.observation["achieved_goal"][0] - goal[0])) > 0.5
+                item["reward"] = np.float32(-1.0 if far else 0.0)
+                expected.append(item)
+    return expected
+
+
+@each_mode
+@pytest.mark.parametrize("relabels", [0, 1, 3])
+def test_hindsight(make_server: MakeServer, mode: AutoresetMode, relabels: int) -> None:
+    client = client_of(make_server)
+    record: list[Episode] = []
+    recorder = VectorRecorder(
+        SyncVectorEnv([lambda: Reach(record)], autoreset_mode=mode),
+        lambda: HindsightWriter(client, "replay", compute_reward, relabels=relabels, seed=1),
+    )
+    walk(recorder, mode)
+    items = items_of(client, "replay")
+    expected = hindsight(record, relabels, 1)
+    assert list(map(canonical, items)) == list(map(canonical, expected))
+    assert len(record) > 8 and {item["reward"].item() for item in items} == {0.0, -1.0}
+    goals = {item["observation"]["desired_goal"].item() for item in items if item["relabelled"]}
+    assert len(goals) > 3 or not relabels
+    assert client.sample_batch("replay", 64).data["reward"].shape == (64,)
+
+
+def test_hindsight_over_the_bridge_and_with_extras(make_server: MakeServer) -> None:
+    port = free_port()
+    server = make_server([reverb.Table.queue("replay", 10_000)], port=port)
+    record: list[Episode] = []
+    with reverb.Client(f"tcp://localhost:{port}") as client:
+        recorder = VectorRecorder(
+            SyncVectorEnv([lambda: Reach(record)], autoreset_mode=AutoresetMode.SAME_STEP),
+            lambda: HindsightWriter(client, "replay", compute_reward, relabels=2, seed=1),
+        )
+        walk(recorder, AutoresetMode.SAME_STEP, 50, extras=True)
+    items = items_of(server.localhost_client(), "replay")
+    extras = [item.pop("extras")["t"].item() for item in items]
+    expected = hindsight(record, 2, 1)
+    assert list(map(canonical, items)) == list(map(canonical, expected))
+    assert extras == [t for t in range(50) for _ in range(3)]
+
+
+def test_hindsight_stores_observations_once(make_server: MakeServer) -> None:
+    server = make_server([reverb.Table.queue("replay", 10_000)], capacity=64 << 20)
+    client = server.localhost_client()
+    writer = HindsightWriter(client, "replay", compute_reward, relabels=4)
+
+    def observe(t: int) -> dict[str, Any]:
+        frame = np.full((84, 84), t % 256, np.uint8)
+        goal = np.array([t], np.float32)
+        return {"frame": frame, "achieved_goal": goal, "desired_goal": goal}
+
+    before = server.stats()["arena_used_bytes"]
+    for _ in range(10):
+        writer.begin(observe(0))
+        for t in range(1, 51):
+            writer.step(0, 1.0, observe(t), False, t == 50)
+    assert client.server_info()["replay"].current_size == 5 * 500
+    assert server.stats()["arena_used_bytes"] - before < 1.4 * 510 * 84 * 84
+    writer.close()
+
+
+WRITERS: dict[str, Callable[[reverb.Client], Any]] = {
+    "n_step": lambda client: NStepWriter(client, "replay", n=3, discount=0.5),
+    "stack": lambda client: NStepWriter(client, "replay", n=2, discount=0.5, stack=2),
+    "sequence": lambda client: SequenceWriter(client, "replay", length=3, burn_in=1, period=2),
+    "episode": lambda client: EpisodeItemWriter(client, "replay"),
+}
+
+
+@each_mode
+@pytest.mark.parametrize("nested", [False, True], ids=["array", "dict"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_in_place_is_as_by_copy(
+    make_server: MakeServer, mode: AutoresetMode, nested: bool, name: str
+) -> None:
+    """A vector that writes observations where they are stored; it returns garbage for them."""
+    client = client_of(make_server)
+    vectors: list[Any] = []
+    found = []
+
+    def record(env: SyncVectorEnv) -> VectorRecorder:
+        vectors.append(env)
+        return VectorRecorder(env, lambda: WRITERS[name](client))
+
+    for kind in (SyncVectorEnv, Writing):
+        client.reset("replay")
+        play(mode, record, nested=nested, kind=kind)
+        found.append(list(map(canonical, items_of(client, "replay"))))
+    assert found[0] == found[1] and found[0]
+    places = [place for place in vectors[1].places if place is not None]
+    shared = [all(map(lies_in_shared_memory, tree.flatten(place))) for place in places]
+    assert shared.count(False) == 3 < len(places) / 4  # the first step of each environment
+
+
+def lies_in_shared_memory(array: Any) -> bool:
+    address = array.ctypes.data
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        for line in maps:
+            first, last = (int(bound, 16) for bound in line.split()[0].split("-"))
+            if first <= address < last:
+                return "/dev/shm/" in line
+    return False
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_step_in_place_that_fails_leaves_no_trace(
+    make_server: MakeServer, name: str, remote: bool
+) -> None:
+    port = free_port() if remote else None
+    table = reverb.Table.queue("replay", 1000)
+    server = make_server([table], port=port)
+    local = server.localhost_client()
+    address = f"tcp://localhost:{port}" if remote else server.address
+    with reverb.Client(address) as client:
+        written = []
+        for fail in (False, True):
+            local.reset("replay")
+            writer = WRITERS[name](client)
+            writer.begin(np.zeros(2))
+            for t in range(6):
+                with writer.next_step(t) as step:
+                    step.observation[...] = t + 1
+                    step.outcome(1.0 + t, False, t == 5)
+                if fail and t < 5:
+                    fail_in_place(writer)
+            writer.close()
+            written.append(items_of(local, "replay"))
+    same_items(written[1], written[0])
+
+
+def fail_in_place(writer: Any) -> None:
+    with pytest.raises(ZeroDivisionError), writer.next_step(9) as step:
+        step.observation[...] = 1 / 0
+    with pytest.raises(reverb.errors.WriterStateError, match="no outcome"), writer.next_step(9):
+        pass
+    bad = np.zeros(3)
+    with pytest.raises(reverb.errors.SignatureError), writer.next_step(bad) as step:
+        step.outcome(100.0, True, False)
+    with pytest.raises(reverb.errors.SignatureError), writer.next_step(9, {"more": bad}) as step:
+        step.outcome(100.0, True, False)
+
+
+def test_calls_within_a_step_in_place(make_server: MakeServer) -> None:
+    writer = NStepWriter(client_of(make_server), "replay")
+    with pytest.raises(reverb.errors.WriterStateError, match="begin"):
+        writer.next_step(0).__enter__()
+    writer.begin(np.zeros(2))
+    writer.step(0, 1.0, np.ones(2), False, False)
+    with pytest.raises(reverb.errors.WriterStateError, match="in place"), writer.next_step(0):
+        writer.step(0, 1.0, np.ones(2), False, False)
+    with writer.next_step(0) as step:
+        step.outcome(1.0, False, True)
+    writer.close()
+
+
+def test_an_end_that_failed_does_not_reach_into_the_next_episode(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(make_server)
+    writer = NStepWriter(client, "replay", n=3, discount=1.0)
+    writer.begin(np.float32(0))
+    writer.step(0, 1.0, np.float32(1), False, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_end", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            writer.step(0, 1.0, np.float32(2), False, True)
+    writer.begin(np.float32(10))
+    for t in range(11, 14):
+        writer.step(0, 1.0, np.float32(t), False, t == 13)
+    writer.close()
+    starts = [item["observation"].item() for item in items_of(client, "replay")]
+    assert starts == [10, 11, 12]
 
 
 def test_observations_are_stored_once(make_server: MakeServer) -> None:
@@ -306,27 +466,31 @@ def test_a_reset_in_mid_episode_cuts_it_off(make_server: MakeServer) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda client: NStepWriter(client, "replay", n=2, discount=0.5),
-        lambda client: NStepWriter(client, "replay", n=2, discount=0.5, stack=2),
-        lambda client: SequenceWriter(client, "replay", length=3),
-        lambda client: EpisodeItemWriter(client, "replay"),
+        *WRITERS.values(),
+        lambda client: HindsightWriter(client, "replay", compute_reward, relabels=1, seed=1),
     ],
-    ids=["n_step", "stack", "sequence", "episode"],
+    ids=[*WRITERS, "hindsight"],
 )
 def test_a_step_that_is_refused_leaves_no_trace(
     make_server: MakeServer, make: Callable[[reverb.Client], Any]
 ) -> None:
     client = client_of(make_server)
     written = []
+
+    def observe(*values: float) -> Any:
+        names = ("achieved_goal", "desired_goal")
+        array = np.array(values, float)
+        return dict.fromkeys(names, array) if isinstance(writer, HindsightWriter) else array
+
     for refuse in (False, True):
         client.reset("replay")
         writer = make(client)
-        writer.begin(np.zeros(2))
+        writer.begin(observe(0, 0))
         for t in range(2):
-            writer.step(t, 1.0 + t, np.full(2, 1.0 + t), False, t == 1)
+            writer.step(t, 1.0 + t, observe(1.0 + t, 0), False, t == 1)
             if refuse and t == 0:
                 with pytest.raises(reverb.errors.SignatureError, match="incompatible"):
-                    writer.step(9, 100.0, np.zeros(3), True, False)
+                    writer.step(9, 100.0, observe(1, 2, 3), True, False)
         writer.close()
         written.append(items_of(client, "replay"))
     same_items(written[1], written[0])

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shmreplay as reverb
-from shmreplay import structured
+from shmreplay import structured, tree
 from shmreplay.patterns import Config
 from shmreplay.structured import Condition, create_config
 
@@ -43,6 +43,7 @@ step_masks = st.one_of(st.just((True,) * 4), st.tuples(*[st.booleans()] * 4))
 steps = st.one_of(
     st.tuples(st.just("step"), step_masks, st.booleans(), kinds),
     st.tuples(st.just("step"), st.just((True,) * 4), st.just(False), st.just("array")),
+    st.tuples(st.just("place"), st.booleans()),
     st.tuples(st.just("end"), st.booleans()),
 )
 configs = st.tuples(
@@ -127,12 +128,31 @@ def outcome(writer: reverb.StructuredWriter, number: int, event: Any) -> str:
     try:
         if event[0] == "end":
             writer.end_episode(clear_buffers=event[1])
+        elif event[0] == "place":
+            return place(writer, number, event[1])
         else:
             _, mask, partial, kind = event
             writer.append(make_step(number, mask, kind), partial_step=partial)
     except reverb.ReverbError as error:
         return f"{type(error).__name__}: {error}".replace(TABLES[1], TABLES[0])
     return "done"
+
+
+def place(writer: reverb.StructuredWriter, number: int, keep: bool) -> str:
+    """Writes a step in place; without `keep` the block raises, and there is none."""
+    written: list[Any] = []
+    try:
+        with writer.next_step() as step:
+            for array in tree.flatten(step):
+                if array is not None:
+                    assert not array.any()
+                    array[...] = number % 7
+                    written.append((array.dtype, array.shape))
+            if not keep:
+                raise KeyError(number)
+    except KeyError:
+        written.append("dropped")
+    return str(written)
 
 
 def items(client: reverb.Client, table: str) -> list[Any]:
