@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from shmreplay.command_support import (
     add_command,
     check_there,
     complain,
+    private_file,
     say,
     say_json,
 )
@@ -40,36 +42,43 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "-o", "--output", required=True, help="directory for one .npz a table, or one .npz file"
     )
+    parser.add_argument("--force", action="store_true", help="replace files that are there already")
 
 
 def run(options: argparse.Namespace) -> int:
     check_there(options.name)
     if options.limit is not None and options.limit < 0:
         raise Usage(f"--limit {options.limit}: expected 0 or more")
+    written = []
     with recovery.look(options.name) as found:
         if found.native is None:
             complain(f"{options.name} is {found.state}: {found.problem or 'nothing to read'}")
             return PROBLEM
-        paths = _paths_of(options, [config.name for config in found.tables])
-        written = []
-        for table, path in paths.items():
-            number = [config.name for config in found.tables].index(table)
-            result = dump_table(found.native, number, options.limit)
-            arrays: dict[str, Any] = dict(result.arrays)
-            try:
-                with path.open("wb") as file:
+        tables = [config.name for config in found.tables]
+        paths = _paths_of(options, tables)
+        store = None if options.output.endswith(".npz") else Path(options.output) / "store.json"
+        if not options.force:
+            _refuse_to_replace([*paths.values(), *([store] if store else [])])
+        try:
+            if store is not None:
+                store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for table, path in paths.items():
+                result = dump_table(found.native, tables.index(table), options.limit)
+                arrays: dict[str, Any] = dict(result.arrays)
+                with private_file(path, options.force) as file:
                     np.savez(file, **arrays)
-            except OSError as error:
-                complain(
-                    f"{path} cannot be written: {error.strerror}. Make its directory, or choose"
-                    " another place with -o"
-                )
-                return PROBLEM
-            about = {"table": table, "items": result.n_items, "unreadable": result.n_unreadable}
-            written.append({**about, "path": str(path)})
-        about = {**describe(found), "dumped": written}
-    if not options.output.endswith(".npz"):
-        (Path(options.output) / "store.json").write_text(json.dumps(about, indent=2))
+                about = {"table": table, "items": result.n_items, "unreadable": result.n_unreadable}
+                written.append({**about, "path": str(path)})
+            if store is not None:
+                about = {**describe(found), "dumped": written}
+                with private_file(store, options.force) as file:
+                    file.write(json.dumps(about, indent=2).encode())
+        except OSError as error:
+            complain(
+                f"{error.filename or options.output} cannot be written: {error.strerror}. Make its"
+                " directory, or choose another place with -o"
+            )
+            return PROBLEM
     if options.json:
         say_json(written)
     else:
@@ -79,8 +88,18 @@ def run(options: argparse.Namespace) -> int:
     return PROBLEM if any(each["unreadable"] for each in written) else OK
 
 
+def _refuse_to_replace(paths: Iterable[Path]) -> None:
+    """Raises what explains the usage where one of the files is there already."""
+    there = [str(path) for path in paths if os.path.lexists(path)]
+    if there:
+        raise Usage(
+            f"{', '.join(there)} is there already: choose another place with -o, or give --force to"
+            " replace it"
+        )
+
+
 def _paths_of(options: argparse.Namespace, tables: Sequence[str]) -> dict[str, Path]:
-    """Where each table goes; makes the directory."""
+    """Where each table goes."""
     wanted = list(tables) if options.table is None else [options.table]
     if not set(wanted) <= set(tables):
         raise Usage(f"there is no table {options.table!r}; there are: {', '.join(tables)}")
@@ -92,5 +111,4 @@ def _paths_of(options: argparse.Namespace, tables: Sequence[str]) -> dict[str, P
             )
         return {wanted[0]: Path(options.output)}
     directory = Path(options.output)
-    directory.mkdir(parents=True, exist_ok=True)
     return {table: directory / f"{quote(table, safe=' ')}.npz" for table in wanted}

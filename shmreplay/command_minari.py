@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,12 @@ _PACKAGES = {"minari": "minari", "h5py": "h5py", "PIL": "pillow"}
 
 def add(commands: Commands) -> None:
     """Adds the commands."""
-    export = _add(commands, "export", _export, "Write a table of episodes to a new dataset.")
+    export = _add(
+        commands,
+        "export",
+        _export,
+        "Write a table of episodes to a new dataset, which only this user can read.",
+    )
     export.add_argument("--env", help="id of the Gymnasium environment that it comes from")
     for name in ("author", "description", "algorithm-name", "code-permalink"):
         export.add_argument(f"--{name}", help="of the dataset")
@@ -59,12 +65,16 @@ def _export(options: argparse.Namespace) -> int:
             return PROBLEM
         from shmreplay.integrations.minari import export_table
 
-        with warnings.catch_warnings():
-            # Minari warns of each of these options that is not given.
-            warnings.simplefilter("ignore", UserWarning)
-            dataset = export_table(
-                client, options.table, options.minari, limit=options.limit, **about
-            )
+        mask = os.umask(0o077)  # for this user alone, as the store is
+        try:
+            with warnings.catch_warnings():
+                # Minari warns of each of these options that is not given.
+                warnings.simplefilter("ignore", UserWarning)
+                dataset = export_table(
+                    client, options.table, options.minari, limit=options.limit, **about
+                )
+        finally:
+            os.umask(mask)
     _report(options, int(dataset.total_episodes), int(dataset.total_steps))
     return OK
 

@@ -6,8 +6,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
 
 from shmreplay import monitor, recovery, segment
 from shmreplay.address import RemoteOptions
@@ -28,6 +30,7 @@ __all__ = [
     "columns",
     "complain",
     "count",
+    "private_file",
     "remote_of",
     "say",
     "say_json",
@@ -162,3 +165,30 @@ def check_there(name: str) -> None:
     if name not in names:
         there = ", ".join(names) or "none"
         raise Usage(f"there is no store {name!r} of user {os.geteuid()}; there are: {there}")
+
+
+@contextmanager
+def private_file(path: Path, replace: bool) -> Iterator[IO[bytes]]:
+    """A new file that only this user can read, as the stores are that it comes from.
+
+    It is there whole or not at all: what was begun goes when the block fails.
+
+    Args:
+        path: Of the file.
+        replace: Whether it may take the place of another one, which stays until this one is whole.
+
+    Raises:
+        OSError: It cannot be made; ``FileExistsError``, also for a link that leads nowhere, where
+            it may not replace what is there.
+    """
+    made = path.with_name(f".{path.name}.{os.getpid()}") if replace else path
+    how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(made, how, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        if replace:
+            os.replace(made, path)
+    except BaseException:
+        os.unlink(made)
+        raise

@@ -36,6 +36,8 @@ _SCARCE_SHM_BYTES: Final = 256 << 20
 _FEW_FILES: Final = 256
 _PACKAGES: Final = ("numpy", "posix_ipc", "lz4", "pyzmq")
 _SHMEM_ENABLED: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_MOUNTS: Final = Path("/proc/self/mounts")
+_COLLAPSE_KERNEL: Final = (6, 1)
 _CGROUP_LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -180,20 +182,52 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _huge_pages() -> Iterator[Finding]:
+    """Whether what is in a store can lie in huge pages, which makes reading a large one faster.
+
+    A mount of tmpfs has them as its option `huge=` says. Where that is `never`, as it mostly is,
+    a process can still have small pages put together (MADV_COLLAPSE). What shmem_enabled says
+    is of other shared memory, but that `deny` and `force` overrule both.
+    """
     topic = "huge pages"
     if not _SHMEM_ENABLED.exists():
         yield Finding(topic, "not in this kernel")
         return
     chosen = _SHMEM_ENABLED.read_text().split("[")[-1].split("]")[0]
-    if chosen in ("always", "within_size", "advise", "force"):
-        yield Finding(topic, f"shmem_enabled is {chosen}")
+    mounted = _mount_option("huge") or "never"
+    remount = f"mount -o remount,huge=within_size {segment.DIRECTORY} (as root)"
+    if chosen == "deny":
+        yield Finding(
+            topic,
+            "shmem_enabled is deny",
+            HINT,
+            "None can be had, and large stores are read more slowly: echo never >"
+            f" {_SHMEM_ENABLED} (as root) leaves it to mounts and processes.",
+        )
+    elif chosen == "force":
+        yield Finding(topic, "shmem_enabled is force: everywhere")
+    elif mounted in ("always", "within_size"):
+        yield Finding(topic, f"{segment.DIRECTORY} is mounted with huge={mounted}")
+    elif _version(platform.release()) >= _COLLAPSE_KERNEL:
+        yield Finding(topic, "on request: this kernel has MADV_COLLAPSE")
     else:
         yield Finding(
             topic,
-            f"shmem_enabled is {chosen}",
+            f"none: {segment.DIRECTORY} is mounted with huge={mounted}, and the kernel is older"
+            " than 6.1, which puts small ones together (MADV_COLLAPSE)",
             HINT,
-            f"For large stores it may be faster with: echo advise > {_SHMEM_ENABLED} (as root).",
+            f"For large stores it may be faster with: {remount}; or update the kernel.",
         )
+
+
+def _mount_option(name: str) -> str | None:
+    """What an option of the mount of the stores' directory says; None: it is not there."""
+    found = None
+    for line in _MOUNTS.read_text().splitlines():
+        _, where, _, options, *_ = line.split()
+        if where == segment.DIRECTORY:  # the last one hides those before
+            given = dict(each.partition("=")[::2] for each in options.split(","))
+            found = given.get(name)
+    return found
 
 
 def _limits() -> Iterator[Finding]:

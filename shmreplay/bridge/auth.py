@@ -36,12 +36,15 @@ def keygen(directory: str | os.PathLike[str], name: str) -> tuple[str, str]:
     """
     folder = Path(directory)
     if not name or name != os.path.basename(name):
-        raise InvalidArgumentError(f"Got the key name {name!r}; expected a plain file name.")
-    secret = folder / f"{name}.key_secret"
-    if secret.exists():
         raise InvalidArgumentError(
-            f"Got the key {secret}, which is there already. Remove it first."
+            f"Got the key name {name!r}; expected a plain file name. Give the directory by itself."
         )
+    for each in (folder / f"{name}.key_secret", folder / f"{name}.key"):
+        if os.path.lexists(each):
+            raise InvalidArgumentError(
+                f"Got the key {each}, which is there already; expected a new name. Choose another"
+                " one, or remove the pair first."
+            )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     old = os.umask(0o077)
     try:
@@ -71,10 +74,14 @@ def _load(path: str, secret: bool) -> tuple[bytes, bytes | None]:
         public_key, secret_key = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
         raise AuthenticationError(
-            f"Got the key file {path}, which cannot be read: {error}"
+            f"Got the key file {path}, which cannot be read: {error}. Expected one as `shmreplay"
+            " keygen` makes them: give the path of such a file."
         ) from None
     if secret and secret_key is None:
-        raise AuthenticationError(f"Got the key file {path}; expected one with a secret key in it.")
+        raise AuthenticationError(
+            f"Got the key file {path}; expected one with a secret key in it. Give the path of"
+            " NAME.key_secret."
+        )
     return public_key, secret_key
 
 
@@ -130,5 +137,6 @@ class ServerKeys:
         if not os.path.isdir(self.clients):
             raise AuthenticationError(
                 f"Got {self.clients!r} for the keys of clients; expected a directory of .key files."
+                " Make it, and copy into it the NAME.key of each client that may connect."
             )
         authenticator.configure_curve(domain="*", location=self.clients)

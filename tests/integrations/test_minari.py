@@ -185,6 +185,13 @@ def test_commands(make_server: MakeServer, capsys: pytest.CaptureFixture[str]) -
     dataset = ("--minari", "test/command-v0")
     assert cli.main(["export", *dataset, store, "episodes", "--author", "me"]) == 0
     assert "episodes: 10 episodes" in capsys.readouterr().out
+    path = Path(minari.storage.get_dataset_path(dataset[1]))
+    files = [each for each in path.rglob("*") if each.is_file()]
+    assert {each.stat().st_mode & 0o077 for each in files} == {0}
+    before_again = {each: each.read_bytes() for each in files}
+    assert cli.main(["export", *dataset, store, "episodes"]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert {each: each.read_bytes() for each in files} == before_again
     assert cli.main(["import", *dataset, "--json", client.server_address, "again"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == {"dataset": dataset[1], "table": "again", "episodes": 10}

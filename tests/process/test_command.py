@@ -304,6 +304,53 @@ def test_dump(
     assert "no/x.npz cannot be written: No such file or directory. Make its" in command.errors
 
 
+def test_a_dump_is_private_and_replaces_nothing_unasked(
+    store_name: str, others: Others, command: Command, tmp_path: Path
+) -> None:
+    others().call("serve", store_name)
+    out = tmp_path / "out"
+    old = os.umask(0)
+    try:
+        command("dump", store_name, "-o", str(out))
+    finally:
+        os.umask(old)
+    assert out.stat().st_mode & 0o777 == 0o700
+    files = sorted(out.iterdir())
+    assert [path.name for path in files] == ["queue.npz", "replay.npz", "store.json"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+    files[1].write_text("mine")
+    files[0].unlink()
+    command("dump", store_name, "-o", str(out), code=2)
+    assert f"{files[1]}, {files[2]} is there already: choose another place" in command.errors
+    assert files[1].read_text() == "mine"
+    assert not files[0].exists()
+    link = tmp_path / "link.npz"
+    link.symlink_to(tmp_path / "elsewhere")
+    command("dump", store_name, "--table", "replay", "-o", str(link), code=2)
+    assert not (tmp_path / "elsewhere").exists()
+
+    files[1].chmod(0o644)
+    command("dump", store_name, "--force", "-o", str(out))
+    assert sorted(out.iterdir()) == files
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    with np.load(files[1]) as found:
+        assert found["key"].shape == (0,)
+
+
+def test_a_file_that_fails_half_way_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    for replace in (False, True):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            command_support.private_file(path, replace) as file,
+        ):
+            file.write(b"half")
+            raise KeyboardInterrupt
+        assert [each.read_text() for each in tmp_path.iterdir()] == (["old"] if replace else [])
+        path.write_text("old")
+
+
 def test_dump_under_load(store_name: str, others: Others, tmp_path: Path, command: Command) -> None:
     """What is read while items come and go is whole, item by item."""
     server = others()
@@ -320,7 +367,7 @@ def test_dump_under_load(store_name: str, others: Others, tmp_path: Path, comman
         seen = 0
         out = tmp_path / "t.npz"
         while seen < 1000:
-            command("dump", store_name, "-o", str(out))
+            command("dump", store_name, "--force", "-o", str(out))
             with np.load(out) as found:
                 if "data/0/x" in found:
                     data = found["data/0/x"]
@@ -355,7 +402,7 @@ def test_dump_of_a_damaged_store(store_name: str, others: Others, tmp_path: Path
             signal.alarm(int(DEADLINE))
             code = 99
             try:
-                code = cli.main(["dump", store_name, "-o", str(tmp_path)])
+                code = cli.main(["dump", store_name, "--force", "-o", str(tmp_path)])
             finally:
                 os._exit(code)
         outcomes.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -536,4 +583,11 @@ def test_keygen_makes_a_pair_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert Path(paths["secret"]).stat().st_mode & 0o777 == 0o600
     assert Path(paths["public"]).read_text() != Path(paths["secret"]).read_text()
     assert cli.main(["keygen", str(tmp_path / "keys"), "actor"]) == command_support.USAGE
-    assert "there already" in capsys.readouterr().err
+    assert "actor.key_secret, which is there already" in capsys.readouterr().err
+    # Nor is another's public key of that name lost.
+    public = tmp_path / "keys" / "other.key"
+    public.write_text("theirs")
+    assert cli.main(["keygen", str(tmp_path / "keys"), "other"]) == command_support.USAGE
+    assert "other.key, which is there already" in capsys.readouterr().err
+    assert public.read_text() == "theirs"
+    assert not public.with_suffix(".key_secret").exists()

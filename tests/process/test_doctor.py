@@ -89,6 +89,47 @@ def test_no_shared_memory_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert of("record locks").level == PROBLEM
 
 
+@pytest.mark.parametrize(
+    ("enabled", "options", "kernel", "level", "found", "remedy"),
+    [
+        ("never", "rw,size=1g", "6.1.0-9-amd64", OK, "MADV_COLLAPSE", ""),
+        ("never", "rw,huge=always", "5.15.0", OK, "huge=always", ""),
+        ("never", "rw,huge=within_size,size=1g", "5.15.0", OK, "huge=within_size", ""),
+        ("never", "rw", "6.0.12", HINT, "older than 6.1", "remount,huge=within_size"),
+        ("advise", "rw,huge=never", "5.15.0", HINT, "huge=never", "remount,huge=within_size"),
+        ("deny", "rw,huge=always", "6.18.0", HINT, "is deny", "echo never > "),
+        ("force", "rw", "5.15.0", OK, "is force", ""),
+        (None, "rw", "6.18.0", OK, "not in this kernel", ""),
+    ],
+)
+def test_huge_pages(
+    enabled: str | None,
+    options: str,
+    kernel: str,
+    level: str,
+    found: str,
+    remedy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds = ("always", "within_size", "advise", "never", "deny", "force")
+    if enabled is not None:
+        text = " ".join(f"[{kind}]" if kind == enabled else kind for kind in kinds)
+        (tmp_path / "enabled").write_text(text + "\n")
+    (tmp_path / "mounts").write_text(
+        "tmpfs /dev/shm tmpfs rw,huge=advise 0 0\n"
+        f"tmpfs /dev/shm tmpfs {options} 0 0\n"
+        "tmpfs /dev/shm/below tmpfs rw,huge=always 0 0\n"
+    )
+    monkeypatch.setattr(doctor, "_SHMEM_ENABLED", tmp_path / "enabled")
+    monkeypatch.setattr(doctor, "_MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(platform, "release", lambda: kernel)
+    seen = of("huge pages")
+    assert seen.level == level
+    assert found in seen.found
+    assert remedy in seen.remedy
+
+
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (100, 100))
     assert (of("open files").level, of("address space").level) == (HINT, HINT)
