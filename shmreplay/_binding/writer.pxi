@@ -1577,8 +1577,8 @@ cdef class WriterCore:
             item.row_count = 1
             item.schema = schema
             item.priority = priority
-            self.session.insert_items(
-                t, &item, 1, &key, 0, timeout, deadline_of(timeout), describe)
+            insert_items(
+                self.session, t, &item, 1, &key, 0, timeout, deadline_of(timeout), describe)
             return key
         finally:
             self.leave()
@@ -1605,8 +1605,8 @@ cdef class WriterCore:
                 rc = self.refer_and_insert(t, leaves, &item, &position, &key, True)
             if rc == SR_WOULD_BLOCK:
                 try:
-                    self.session.insert_items(
-                        t, &item, 1, &key, 0, timeout, deadline_of(timeout), describe)
+                    insert_items(
+                        self.session, t, &item, 1, &key, 0, timeout, deadline_of(timeout), describe)
                 finally:
                     self.drop_position(position)
             elif rc != SR_OK:
