@@ -245,7 +245,7 @@ BRIDGE_PROCESS_BYTES: Final = 2 * BRIDGE_TOTAL_BYTES
 """Memory of its own that a process of the bridge may have: what of an endless message libzmq has
 gathered is known to nobody else, and ends the process, not the machine."""
 
-BRIDGE_CLIENT_BYTES: Final = 64 * 2**20
+BRIDGE_CLIENT_BYTES: Final = 16 * 2**20
 """Bytes of requests that a client sends ahead of their answers, unless a single one has more."""
 
 BRIDGE_WRITERS: Final = 256
@@ -262,6 +262,13 @@ BRIDGE_RUN_STEPS: Final = 64
 
 BRIDGE_RUN_BYTES: Final = 256 * 2**10
 """Bytes of such steps: from there on, sending one by one is as fast."""
+
+BRIDGE_KEPT_BYTES: Final = 16 * 2**20
+"""Bytes of messages that were read, for which the process keeps its memory: some large ones."""
+
+BRIDGE_GATHER_BYTES: Final = 2 * 2**20
+"""Bytes of a remote writer's steps and items that are sent in one message while others of it are on
+their way: several large steps."""
 
 BRIDGE_WINDOW_BYTES: Final = 64 * 2**30
 """Address space for the steps that a client's remote writers keep within reach; memory is taken as

@@ -1045,23 +1045,17 @@ cdef class WriterCore:
         finally:
             self.leave()
 
-    def row_buffers(self):
-        """The bytes of the last row, each of `row_columns` in memory of its own.
-
-        For large ones: memory of the pool, which is mapped already, and our own copy.
-        """
+    def row_views(self):
+        """The bytes of the last row, each of `row_columns`, where they are: up to the next row."""
         cdef Column c
-        cdef Buffer b
         cdef list out = []
         self.enter()
         try:
             for number in self.row_columns:
                 c = self.columns[number]
-                b = Buffer(c.row_bytes)
-                sr_copy(
-                    b.base, cell_at(self, &c.ring[(c.count - 1) & c.mask], c.row_bytes),
-                    c.row_bytes)
-                out.append(memoryview(b))
+                out.append(memoryview(make_window(
+                    self, cell_at(self, &c.ring[(c.count - 1) & c.mask], c.row_bytes),
+                    c.row_bytes, True)))
         finally:
             self.leave()
         return out

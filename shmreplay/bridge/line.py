@@ -10,7 +10,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from shmreplay import limits
-from shmreplay.bridge import auth
+from shmreplay.bridge import auth, sockets
 
 __all__ = ["WELCOME_S", "Line"]
 
@@ -40,6 +40,8 @@ class Line:
         self._monitor: zmq.Socket[bytes] | None = None
         self._lock = threading.Lock()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._sources = [sockets.readable(self._wake_fd)]
+        self._source: list[tuple[Any, int]] = []
 
     @property
     def is_open(self) -> bool:
@@ -63,6 +65,8 @@ class Line:
         self._socket = socket
         if self._keys is not None:
             self._keys.apply(socket)
+        self._source = [sockets.readable(socket)]
+        self._sources = [self._sources[0], *self._source, sockets.readable(self._monitor)]
         socket.connect(address)
 
     def close(self, linger_ms: int = 0) -> None:
@@ -73,6 +77,7 @@ class Line:
         if self._monitor is not None:
             self._monitor.close(0)
         self._socket = self._monitor = None
+        del self._sources[1:]
 
     def wait(self, seconds: float) -> tuple[bool, str | None]:
         """Waits for something to happen.
@@ -81,12 +86,7 @@ class Line:
             Whether messages came, and how the connection ended (None: it did not; "keys": the
             server knows the client's key not).
         """
-        poller = zmq.Poller()
-        poller.register(self._wake_fd, zmq.POLLIN)
-        if self._socket is not None:
-            poller.register(self._socket, zmq.POLLIN)
-            poller.register(self._monitor, zmq.POLLIN)
-        ready = dict(poller.poll(max(int(seconds * 1000), 1)))
+        ready = sockets.wait(self._sources, seconds)
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
         end: str | None = None
@@ -111,19 +111,15 @@ class Line:
         """False where nothing more can be sent now."""
         assert self._socket is not None
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            sockets.send(self._socket, frames)
         except zmq.Again:
             return False
         return True
 
     def receive(self) -> list[Any] | None:
         """The frames of a message as buffers, or None."""
-        assert self._socket is not None
-        try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        return [frame.buffer for frame in frames]
+        message = sockets.receive(self._source, limits.BRIDGE_PARTS + 2)
+        return None if message is None else [frame.buffer for frame in message[0]]
 
 
 # ---------------------------------------------------------------------- what lines share
@@ -137,6 +133,7 @@ def _context() -> zmq.Context[zmq.Socket[bytes]]:
     with _contexts_lock:
         context = _contexts.get(os.getpid())
         if context is None:
+            sockets.keep_memory()
             context = zmq.Context()
             context.set(zmq.MAX_SOCKETS, 16384)
             _contexts[os.getpid()] = context

@@ -73,7 +73,7 @@ class Link(LinkThread):
 
     def token(self) -> int:
         """A number that this client gives to nothing else."""
-        with self._changed:
+        with self._lock:
             self._tokens += 1
             return self._tokens
 
@@ -101,7 +101,7 @@ class Link(LinkThread):
         """
         body.check_size(kind.name.lower())
         pending = Pending(kind, frames_of(body), callback)
-        with self._changed:
+        with self._lock:
             if wait:
                 self._wait_for_room(pending.nbytes, math.inf)
             if self.lost is not None:
@@ -123,7 +123,7 @@ class Link(LinkThread):
         Raises:
             DeadlineExceededError: It is still, after so many seconds.
         """
-        with self._changed:
+        with self._lock:
             self._wait_for_room(0, timeout)
 
     def _wait_for_room(self, nbytes: int, timeout: float) -> None:
@@ -140,7 +140,11 @@ class Link(LinkThread):
             if now > log_at:
                 log_at = now + 2 * limits.WAIT_LOG_AFTER_S
                 _log.warning("%s: %s them", self.address, what)
-            self._changed.wait(min(_SLICE_S, max(began + timeout - now, 0.0)))
+            self._seekers += 1
+            try:
+                self._changed.wait(min(_SLICE_S, max(began + timeout - now, 0.0)))
+            finally:
+                self._seekers -= 1
 
     def _is_full(self, nbytes: int) -> bool:
         if not self._waiting:
@@ -149,7 +153,7 @@ class Link(LinkThread):
 
     def open_writer(self, log: WriterLog) -> Pending:
         """Opens a writer at the server, and again at each that takes the place of one that died."""
-        with self._changed:
+        with self._lock:
             self._logs[log.number] = log
         body = Writer()
         body.meta += log.open_frames[0]
@@ -158,17 +162,17 @@ class Link(LinkThread):
 
     def settled(self, log: WriterLog, item: int) -> None:
         """A writer's items up to this one are in their tables, or were refused."""
-        with self._changed:
+        with self._lock:
             log.settled = max(log.settled, item)
 
     def forget_writer(self, log: WriterLog) -> None:
         """A writer is closed."""
-        with self._changed:
+        with self._lock:
             self._logs.pop(log.number, None)
 
     def tell(self, kind: Kind, body: Writer) -> None:
         """Sends what has no answer and may get lost with the connection."""
-        with self._changed:
+        with self._lock:
             self._outbox.append(protocol.encode(kind, body))
         self._line.wake()
 
@@ -219,7 +223,7 @@ class Link(LinkThread):
 
     def cancel(self, pending: Pending) -> None:
         """Asks the server to stop waiting on behalf of a request; it is answered in any case."""
-        with self._changed:
+        with self._lock:
             pending.cancelled = True
             if pending.sequence:
                 self._outbox.append(protocol.encode(Kind.CANCEL, body_of(pending.sequence)))
@@ -229,7 +233,7 @@ class Link(LinkThread):
         """Takes leave of the server and ends the thread. Idempotent, bounded in time."""
         if self.forked:
             return
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify_all()
         self._line.wake()

@@ -35,6 +35,7 @@ _LONGEST_PAUSE_S = 0.5
 _SAY_AFTER = 64
 # Attempts at another port than the one that was asked for, before that one is asked again.
 _ATTEMPTS_ELSEWHERE = 4
+_ANSWERS = frozenset((Kind.REPLY, Kind.FAILURE))
 # Requests that are with the server; it keeps some more whose answers are not confirmed.
 _MOST_SENT = limits.BRIDGE_REQUESTS - 2 * _SAY_AFTER
 
@@ -74,7 +75,10 @@ class LinkThread:
         self._session = secrets.token_bytes(16)
         self._generation = 0
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        # Who waits for room, on it.
+        self._changed = threading.Condition(self._lock)
+        self._seekers = 0
         self._welcomed = threading.Event()
         # Requests that were not sent, in order, and messages without an answer.
         self._outbox: deque[Pending | list[Any]] = deque()
@@ -169,7 +173,7 @@ class LinkThread:
         body.u64(self._generation)
         body.u64(self._sequence)
         body.u8(1 if self.compress else 0)
-        with self._changed:
+        with self._lock:
             for numbers in (sorted(self._open), sorted(self.held)):
                 body.u32(len(numbers))
                 for number in numbers:
@@ -179,7 +183,7 @@ class LinkThread:
 
     def _acknowledged(self) -> int:
         """All answers up to this one have come."""
-        with self._changed:
+        with self._lock:
             return min(self._open, default=self._sequence + 1) - 1
 
     def _ended(self, how: str) -> None:
@@ -227,7 +231,7 @@ class LinkThread:
 
     def _lose(self, error: errors.ReverbError) -> None:
         """The end: everybody who waits is told."""
-        with self._changed:
+        with self._lock:
             self.lost = error
             waiting = list(self._open.values())
             waiting += [entry for entry in self._outbox if isinstance(entry, Pending)]
@@ -265,7 +269,7 @@ class LinkThread:
 
     def _send_outbox(self) -> None:
         while self._connected:
-            with self._changed:
+            with self._lock:
                 if not self._outbox:
                     return
                 entry = self._outbox[0]
@@ -299,7 +303,7 @@ class LinkThread:
         """A sign of life, with the answers that came out of turn: an older one is still open."""
         ack = self._acknowledged()
         body = Writer()
-        with self._changed:
+        with self._lock:
             answered = [number for number in self._answered if number > ack]
             self._answered.clear()
             caught_up = self._behind == 0
@@ -326,7 +330,9 @@ class LinkThread:
                 return
 
     def _take(self, header: Header, reader: Reader) -> None:
-        if header.kind == Kind.WELCOME:
+        if header.kind in _ANSWERS:
+            self._take_answer(header, reader)
+        elif header.kind == Kind.WELCOME:
             self._take_welcome(reader)
         elif header.kind == Kind.REDIRECT:
             self._take_redirect(reader)
@@ -334,11 +340,9 @@ class LinkThread:
             self._lose(errors.ServerClosedError(f"the server at {self.address} was stopped"))
         elif header.kind == Kind.REFUSED:
             self._lose(protocol.decode_error(reader))
-        elif header.kind in (Kind.REPLY, Kind.FAILURE):
-            self._take_answer(header, reader)
 
     def _take_answer(self, header: Header, reader: Reader) -> None:
-        with self._changed:
+        with self._lock:
             pending = self._open.pop(header.sequence, None)
             if pending is None:
                 return  # sent twice, around a reconnect
@@ -346,7 +350,8 @@ class LinkThread:
             self._bytes -= pending.nbytes
             self._bytes_open -= pending.nbytes
             self._answered.append(header.sequence)
-            self._changed.notify_all()
+            if self._seekers:
+                self._changed.notify_all()
             if header.kind == Kind.REPLY and pending.log is not None and pending.entry is not None:
                 item, pending.states = read_written(reader, pending.entry.items)
                 pending.log.answered(pending.entry, item)
@@ -379,7 +384,7 @@ class LinkThread:
         self._connected = True
         self._attempts = 0
         self.connections += 1
-        with self._changed:
+        with self._lock:
             # In order: first what was on its way, then what was never sent. What has no answer may
             # get lost.
             unsent = [entry for entry in self._outbox if isinstance(entry, Pending)]

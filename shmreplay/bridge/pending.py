@@ -29,10 +29,11 @@ class Pending:
     """A request on its way, and then its answer."""
 
     __slots__ = (
-        "_done",
+        "_answer",
         "again",
         "callback",
         "cancelled",
+        "done",
         "entry",
         "error",
         "frames",
@@ -67,16 +68,17 @@ class Pending:
         self.entry: Entry | None = None
         """Where it is noted, of a message of a writer."""
         self.callback = callback
-        self._done = threading.Event()
-
-    @property
-    def done(self) -> bool:
+        self.done = False
         """Whether the answer is there."""
-        return self._done.is_set()
+        # Given back with the answer. Much less than an Event, and there is one a message.
+        self._answer = threading.Lock()
+        self._answer.acquire()
 
     def wait(self, seconds: float | None) -> bool:
         """Waits for the answer; False if it is not there in time."""
-        return self._done.wait(seconds)
+        if not self.done and self._answer.acquire(timeout=-1 if seconds is None else seconds):
+            self._answer.release()  # others may wait as well
+        return self.done
 
     def settle(self, reader: Reader | None, error: BaseException | None) -> None:
         """The answer has come."""
@@ -88,7 +90,9 @@ class Pending:
                 callback(self)
             except errors.ReverbError as failure:
                 self.error = failure  # an answer that cannot be read
-        self._done.set()
+        if not self.done:
+            self.done = True
+            self._answer.release()
 
     def result(self) -> Reader:
         """The answer.

@@ -180,17 +180,18 @@ def read_header(frame: Any) -> Header:
             f"the peer speaks version {version} of the protocol; this package speaks {VERSION}."
             " Install the same version of shmreplay on both sides."
         )
-    if kind not in _KINDS or flags:
+    known = _KINDS.get(kind)
+    if known is None or flags:
         raise ProtocolError(f"a message of unknown kind {kind} or with flags {flags:#x}")
     if parts > limits.BRIDGE_PARTS or total > limits.BRIDGE_MESSAGE_BYTES:
         raise ProtocolError(
             f"a message of {parts} parts and {total} bytes; at most {limits.BRIDGE_PARTS} and"
             f" {limits.BRIDGE_MESSAGE_BYTES}"
         )
-    return Header(Kind(kind), parts, sequence, ack, total)
+    return Header(known, parts, sequence, ack, total)
 
 
-_KINDS: Final = frozenset(int(kind) for kind in Kind)
+_KINDS: Final = {int(kind): kind for kind in Kind}
 
 
 def check_parts(header: Header, frames: Sequence[Any]) -> None:
@@ -199,7 +200,7 @@ def check_parts(header: Header, frames: Sequence[Any]) -> None:
     Raises:
         ProtocolError: They differ.
     """
-    total = sum(len(frame) for frame in frames)
+    total = sum(map(len, frames))
     if len(frames) != header.parts + 1 or total != header.total:
         raise ProtocolError(
             f"{len(frames)} frames of {total} bytes; the header says {header.parts + 1} of"

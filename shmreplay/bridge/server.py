@@ -14,7 +14,7 @@ import zmq.auth.thread
 from zmq.utils.monitor import recv_monitor_message
 
 from shmreplay import limits
-from shmreplay.bridge import auth
+from shmreplay.bridge import auth, sockets
 from shmreplay.bridge.dispatch import Dispatcher, Sent
 from shmreplay.errors import InvalidArgumentError
 
@@ -85,6 +85,7 @@ class BridgeServer:
         self._context.set(zmq.MAX_SOCKETS, 16384)
         self._authenticator = None if keys is None else self._start_authenticator(keys)
         self._socket = self._context.socket(zmq.ROUTER)
+        self._source = [sockets.readable(self._socket)]
         try:
             self._open_socket(keys)
         except BaseException:
@@ -157,15 +158,14 @@ class BridgeServer:
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
+        sources = [*self._source, sockets.readable(self._monitor)]
+        sockets.keep_memory()
         next_sweep = time.monotonic() + limits.BRIDGE_HEARTBEAT_S
         try:
             while not self._stopping.is_set():
                 idle = self._dispatcher.idle
-                pause = limits.WAIT_SLICE_MS if idle else limits.BRIDGE_POLL_S * 1000
-                ready = dict(poller.poll(int(pause)))
+                pause = limits.WAIT_SLICE_MS / 1000 if idle else limits.BRIDGE_POLL_S
+                ready = sockets.wait(sources, pause)
                 if self._socket in ready:
                     self._receive()
                 if self._monitor in ready:
@@ -192,27 +192,16 @@ class BridgeServer:
 
     def _receive(self) -> None:
         for _ in range(_MESSAGES_A_TURN):
-            try:
-                frames, n = self._receive_frames()
-            except zmq.Again:
+            message = sockets.receive(self._source, limits.BRIDGE_PARTS + 3)
+            if message is None:
                 return
+            frames, n = message
             self._dispatcher.take(frames[0].bytes, [frame.buffer for frame in frames[1:]], n - 1)
-
-    def _receive_frames(self) -> tuple[list[zmq.Frame], int]:
-        """A message: its frames, of which no more are kept than a message may have."""
-        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-        frames, n = [frame], 1
-        while frame.more:
-            frame = self._socket.recv(copy=False)
-            n += 1
-            if n <= limits.BRIDGE_PARTS + 3:
-                frames.append(frame)
-        return frames, n
 
     def _send(self, peer: bytes, frames: list[Any]) -> Sent:
         """Sends to a peer, if it takes more and is still there."""
         try:
-            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+            sockets.send(self._socket, [peer, *frames])
         except zmq.Again:
             return Sent.LATER
         except zmq.ZMQError as error:

@@ -116,7 +116,7 @@ class Writer:
             self.meta += _DIMS[len(shape)].pack(*shape)
             self.meta += data
             return
-        packed = _compressed(data) if self.compress else None
+        packed = _compressed(memoryview(data)) if self.compress else None
         codec = PART if packed is None else LZ4
         self.meta += _HEAD.pack(code, codec, len(shape), 0)
         self.meta += _DIMS[len(shape)].pack(*shape)
@@ -141,7 +141,7 @@ class Writer:
             )
 
 
-def _compressed(data: Any) -> bytes | None:
+def _compressed(data: memoryview) -> bytes | None:
     """The data compressed; None where that does not pay."""
     if len(data) < limits.BRIDGE_COMPRESS_BYTES:
         return None

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import zmq
+
 from shmreplay import errors, limits
 from shmreplay.binding_support import table_not_found
 from shmreplay.bridge.pending import Entry, Pending, WriterLog, frames_of
@@ -109,12 +111,16 @@ class _Stream:
     def worth_sending(self) -> bool:
         """Whether what there is goes now: a message costs more than many items in it.
 
-        With nothing on its way it does, so that nobody waits; else once it is as much as pays, and
-        the rest when an answer comes.
+        With nothing on its way it does, so that nobody waits; with little on its way once it is as
+        much as pays; else when it is several large steps, or an answer comes.
         """
-        if self.in_flight == 0 or self.nbytes >= limits.BRIDGE_RUN_BYTES:
-            return True
-        return self.in_flight < limits.BRIDGE_PIPELINE and self.items >= limits.BRIDGE_RUN_STEPS
+        in_flight, nbytes = self.in_flight, self.nbytes
+        if in_flight < limits.BRIDGE_PIPELINE:
+            return in_flight == 0 or self._pays(nbytes)
+        return nbytes >= limits.BRIDGE_GATHER_BYTES
+
+    def _pays(self, nbytes: int) -> bool:
+        return nbytes >= limits.BRIDGE_RUN_BYTES or self.items >= limits.BRIDGE_RUN_STEPS
 
     def send(self, callback: Callable[[Pending], None], wait: bool) -> Pending | None:
         """Sends what there is."""
@@ -219,13 +225,15 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             nbytes = sum(self.columns[k].row_bytes for k in numbers)
             run = self._run = _Run(numbers, close, steps_of_a_run(nbytes))
         if run.most == 1 and numbers:
-            run.buffers = self.row_buffers()
+            # A copy in memory of libzmq's own: nobody has to be told that it was sent.
+            run.buffers = [zmq.Frame(view, copy=True) for view in self.row_views()]
         elif numbers:
             self.stage_row(run.buffers)
         run.count += 1
         if run.count >= run.most or not close:
             self._encode_run()
-            if self._stream.nbytes >= limits.BRIDGE_RUN_BYTES:
+            stream = self._stream
+            if stream.nbytes >= limits.BRIDGE_RUN_BYTES and stream.worth_sending:
                 self._push()
 
     def _encode_run(self) -> None:
