@@ -427,7 +427,6 @@ class TrajectoryColumn:
     def __getitem__(self, index: int | slice | list[int], /) -> TrajectoryColumn: ...
     def numpy(self) -> npt.NDArray[Any]: ...
 
-@disjoint_base
 class WriterCore:
     history_cache: Any
     in_native_code: bool

@@ -169,7 +169,7 @@ def cython_functions(path: Path) -> Iterator[tuple[str, int]]:
     """By indentation: a function goes on until a line that is not further in than its first."""
     lines = path.read_text().splitlines()
     for start, line in enumerate(lines):
-        match = re.match(r"( *)(?:cdef|cpdef|def) [^=]*?(\w+)\(", line)
+        match = re.match(r"( *)(?:cdef|cpdef|def) (?!class )[^=]*?(\w+)\(", line)
         if match is None:
             continue
         end = start + 1
