@@ -32,7 +32,8 @@ from shmreplay.checkpoint import Saved, save
 from shmreplay.checkpointers import CheckpointSettings
 from shmreplay.item_schema import ItemSchema, Leaf
 from shmreplay.store import Store
-from shmreplay.table import Changeable, TableConfig, checked_compress
+from shmreplay.table import Changeable, TableConfig
+from shmreplay.table_checks import checked_compress
 
 # As the core writes it (sr_listed).
 LISTED: Final = np.dtype(

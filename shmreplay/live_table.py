@@ -12,7 +12,7 @@ from shmreplay.connection import Connection, Limiter
 from shmreplay.limits import checked_int
 from shmreplay.rate_limiters import RateLimiter
 from shmreplay.replay_sample import ItemInfo, ReplaySample, SampleInfo
-from shmreplay.table import check_bytes, check_limiter, check_sizes
+from shmreplay.table_checks import check_bytes, check_limiter, check_sizes
 
 PINS_AT_ONCE: Final = 256
 """Items that are pinned together while they are fetched."""

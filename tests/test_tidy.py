@@ -30,9 +30,10 @@ LAYERS = [
     {"limits", "checkpointers", "counters", "wording"},
     {"textproto"},
     {"tree", "selectors", "rate_limiters", "replay_sample", "extensions"},
-    {"spec", "item_selectors", "patterns", "padding", "platform"},
+    {"spec", "item_selectors", "patterns", "padding", "platform", "table_checks"},
     {"protobuf"},
     {"reverb_types"},
+    {"table_config"},
     {"binding_support", "table"},
     {"pattern_plan"},
     {"_native"},
@@ -50,6 +51,8 @@ LAYERS = [
     {"address", "connection"},
     {"batches", "sampler", "shard_batch", "trajectory_writer"},
     {"drawing", "inserting", "live_table", "structured_writer", "writer"},
+    {"client_link"},
+    {"client_tables"},
     {"client", "structured", "pattern_stream", "extension_thread", "checkpoint_thread"},
     {"checkpoint_restore"},
     {"bridge"},
@@ -79,7 +82,7 @@ LAYERS = [
 ]
 
 # What is imported only where it is called for, by functions: a client's way to other hosts.
-LATE = {("client", "bridge")}
+LATE = {("client_link", "bridge")}
 
 # The same for the core, where a name without a suffix stands for header and source: a header knows
 # only those above, a source file also those of its own line.

@@ -33,7 +33,7 @@ from shmreplay.bridge.protocol import (
     Op,
 )
 from shmreplay.bridge.wire import Writer, steps_of_a_run
-from shmreplay.table import checked_compress
+from shmreplay.table_checks import checked_compress
 from shmreplay.trajectory_writer import TrajectoryWriter
 
 if TYPE_CHECKING:
