@@ -44,7 +44,7 @@ LAYERS = [
     {"checkpoint_data"},
     {"checkpoint"},
     {"lease"},
-    {"ports"},
+    {"attachment", "ports"},
     {"store"},
     {"recovery"},
     {"overview"},

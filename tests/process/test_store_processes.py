@@ -22,7 +22,7 @@ from typing import Any
 import posix_ipc
 import pytest
 
-from shmreplay import _native, lease, rate_limiters, segment, selectors, store
+from shmreplay import _native, attachment, lease, rate_limiters, segment, selectors
 from shmreplay._native import LAYOUT_VERSION
 from shmreplay.errors import (
     ArenaFullError,
@@ -194,8 +194,8 @@ def name(unique_name: Callable[[], str]) -> Iterator[str]:
     """A store's name; whatever a killed process left of it is removed."""
     name = unique_name()
     yield name
-    for each in [each for each in store._attached if each.name.startswith(name)]:
-        while each in store._attached:
+    for each in [each for each in attachment._attached if each.name.startswith(name)]:
+        while each in attachment._attached:
             each.release()
     for path in files_of(name):
         path.unlink(missing_ok=True)
@@ -728,7 +728,7 @@ def test_a_forked_handle_is_refused_and_harmless(name: str, other: Other) -> Non
         created.unlink()
         created.release()
         created.release()
-        store._at_exit()
+        attachment._at_exit()
 
     in_child(work)
     assert not created.forked
@@ -786,7 +786,7 @@ def test_forking_while_another_thread_holds_the_lock(name: str, other: Other) ->
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with store._lock:
+        with attachment.guard():
             held.set()
             done.wait(DEADLINE)
 

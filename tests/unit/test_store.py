@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmreplay import rate_limiters, segment, selectors, store
+from shmreplay import attachment, rate_limiters, segment, selectors
 from shmreplay.errors import (
     ArenaFullError,
     ArgumentTypeError,
@@ -61,7 +61,7 @@ def make(unique_name: Callable[[], str]) -> Iterator[Make]:
 
     yield create
     for each in made:
-        while each in store._attached:
+        while each in attachment._attached:
             each.release()
 
 
