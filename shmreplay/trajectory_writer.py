@@ -17,8 +17,10 @@ from shmreplay import _native, errors, item_schema, limits, tree
 from shmreplay._native import TrajectoryColumn, WriterCore
 from shmreplay.binding_support import check_new_structure
 from shmreplay.connection import Connection, WaitLog, stopped
+from shmreplay.history_structure import merged, paths_of
 from shmreplay.item_schema import Leaf
-from shmreplay.spec import TensorSpec, as_spec, dtype_code
+from shmreplay.spec import as_spec, dtype_code
+from shmreplay.step_in_place import StepInPlace, StepLayout, check_declared
 
 __all__ = ["StepInPlace", "TrajectoryColumn", "TrajectoryWriter"]
 
@@ -52,7 +54,7 @@ class TrajectoryWriter(WriterCore):
         self._connection = connection
         self._validate = validate_items
         self._structure: Any = None
-        self._layout: _StepLayout | None = None
+        self._layout: StepLayout | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -91,11 +93,11 @@ class TrajectoryWriter(WriterCore):
     def check_structure(self, data: Any) -> None:
         """Refuses data whose structure does not go together with that of the history."""
         check_new_structure(data, self.columns)
-        _merge(self._structure, _paths_of(data), ())
+        merged(self._structure, paths_of(data), ())
 
     def structure_grew(self, data: Any) -> None:
         """Takes new columns into the structure of the history."""
-        self._structure = _merge(self._structure, _paths_of(data), ())
+        self._structure = merged(self._structure, paths_of(data), ())
         self.history_cache = None
         self._layout = None
 
@@ -330,7 +332,7 @@ class TrajectoryWriter(WriterCore):
         """
         return StepInPlace(self, spec)
 
-    def layout_of_history(self) -> _StepLayout:
+    def layout_of_history(self) -> StepLayout:
         """The columns of the history, for a step in place."""
         if self._layout is None:
             if self._structure is None:
@@ -346,20 +348,20 @@ class TrajectoryWriter(WriterCore):
                     f"next_step() must know dtype and shape of {unknown}, which had no value "
                     "yet; pass spec="
                 )
-            self._layout = _StepLayout([by_path[leaf.path] for leaf in leaves], self._structure)
+            self._layout = StepLayout([by_path[leaf.path] for leaf in leaves], self._structure)
         return self._layout
 
-    def layout_of_spec(self, spec: Any) -> _StepLayout:
+    def layout_of_spec(self, spec: Any) -> StepLayout:
         """The columns of a structure of specs, made known if they are new."""
         self._check_usable()
         specs = tree.map_structure_with_path(lambda path, leaf: as_spec(leaf, path), spec)
         flat = tree.flatten_with_path(specs)
         self.check_structure(specs)
         for path, leaf in flat:
-            _check_declared(path, leaf)
+            check_declared(path, leaf)
         numbers = [self.declare_column(p, dtype_code(s.dtype, p), tuple(s.shape)) for p, s in flat]
         self.structure_grew(specs)
-        return _StepLayout(numbers, spec)
+        return StepLayout(numbers, spec)
 
     def close(self) -> None:
         """Closes the writer. Items that are still held back are dropped. Idempotent."""
@@ -395,108 +397,6 @@ class TrajectoryWriter(WriterCore):
         """Flushes, unless an error of this package is on its way. The writer stays usable."""
         if exc_type is None or not issubclass(exc_type, errors.ReverbError):
             self.flush()
-
-
-class StepInPlace:
-    """A step that is written in place; see `TrajectoryWriter.next_step`."""
-
-    def __init__(self, writer: TrajectoryWriter, spec: Any) -> None:
-        """See `TrajectoryWriter.next_step`."""
-        self._writer = writer
-        self._spec = spec
-        self._arrays: list[Any] = []
-
-    def __enter__(self) -> Any:
-        """Opens the step; returns the structure of arrays."""
-        writer = self._writer
-        if self._spec is not None:
-            layout = writer.layout_of_spec(self._spec)
-        else:
-            layout = writer.layout_of_history()
-        self._arrays = writer.place_open(layout.numbers)
-        return layout.unflatten(self._arrays)
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Appends the step, or drops it if the block raised. The arrays become read-only."""
-        for array in self._arrays:
-            array.flags.writeable = False
-        self._writer.place_close(exc_type is None)
-
-
-class _StepLayout:
-    """Columns of a step that is written in place, and the structure that they make."""
-
-    def __init__(self, numbers: Sequence[int], structure: Any) -> None:
-        self.numbers = tuple(numbers)
-        self._structure = structure
-        flat = type(structure) is dict and not any(map(tree.is_nested, structure.values()))
-        self._keys = sorted(structure) if flat else None
-
-    def unflatten(self, arrays: list[Any]) -> Any:
-        if self._keys is not None:
-            return dict(zip(self._keys, arrays))  # noqa: B905 - as many as columns
-        return tree.unflatten_as(self._structure, arrays)
-
-
-class _Leaf:
-    """A leaf of the history's structure: where it stands, and whether it has had a value."""
-
-    def __init__(self, path: tuple[Any, ...], has_value: bool) -> None:
-        self.path = path
-        self.has_value = has_value
-
-
-def _paths_of(data: Any) -> Any:
-    return tree.map_structure_with_path(lambda path, leaf: _Leaf(path, leaf is not None), data)
-
-
-def _merge(old: Any, new: Any, path: tuple[Any, ...]) -> Any:
-    """Union of two structures: dicts by key, sequences by the longer one.
-
-    Where they are of different kinds, the one that has had values stays.
-
-    Raises:
-        SignatureError: Both have: their columns could not all be reached.
-    """
-    if old is None:
-        return new
-    if isinstance(old, dict) and isinstance(new, dict):
-        merged = dict(old)
-        for key, value in new.items():
-            merged[key] = _merge(merged.get(key), value, (*path, key))
-        return merged
-    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
-        both = [_merge(o, n, (*path, i)) for i, (o, n) in enumerate(zip(old, new, strict=False))]
-        tail = list(old[len(both) :]) + list(new[len(both) :])
-        longer = old if len(old) >= len(new) else new
-        if hasattr(longer, "_fields"):
-            return type(longer)(*both, *tail)
-        return type(longer)([*both, *tail])
-    if not any(leaf.has_value for leaf in tree.flatten(old)):
-        return new
-    both_leaves = isinstance(old, _Leaf) and isinstance(new, _Leaf)
-    if both_leaves or not any(leaf.has_value for leaf in tree.flatten(new)):
-        return old
-    raise errors.SignatureError(
-        f"the data at {path} was {_kind(old)} before and is {_kind(new)} now. Expected is what it "
-        "was before. Use another name for the new structure."
-    )
-
-
-def _kind(node: Any) -> str:
-    return "a value" if isinstance(node, _Leaf) else f"a {type(node).__name__}"
-
-
-def _check_declared(path: tuple[Any, ...], spec: TensorSpec) -> None:
-    if any(d is None for d in spec.shape):
-        raise errors.SignatureError(
-            f"column {path}: next_step needs a full shape, got {spec}. Give every size in spec=."
-        )
 
 
 def checked_keep_alive(value: Any) -> int:
