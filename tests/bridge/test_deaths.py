@@ -27,6 +27,8 @@ from tests.bridge.proxy import Proxy
 from tests.bridge.test_faults import WAYS
 from tests.conftest import free_port
 
+RecordProperty = Callable[[str, object], None]
+
 KILLS = int(os.environ.get("BRIDGE_KILLS", "1"))
 
 
@@ -58,7 +60,7 @@ def ids_in(name: str) -> list[int]:
 
 @pytest.mark.parametrize(("way", "cuts"), list(zip(WAYS, [False, True] * 2, strict=True)))
 def test_each_insert_is_there_exactly_once_and_in_order(
-    killed: Callable[..., KilledServer], way: str, cuts: bool
+    killed: Callable[..., KilledServer], way: str, cuts: bool, record_property: RecordProperty
 ) -> None:
     server = killed()
     done = 0
@@ -77,6 +79,7 @@ def test_each_insert_is_there_exactly_once_and_in_order(
             killer.step()
     assert server.kills == KILLS
     assert ids_in(server.name) == list(range(done))
+    record_property("inserts", done)
 
 
 def test_a_client_goes_on_with_the_next_server(killed: Callable[..., KilledServer]) -> None:
@@ -203,7 +206,8 @@ def test_a_batch_is_not_repeated_that_is_said_again_after_much_else(
             writer.create_item(TABLE, 1.0, {"id": writer.history["id"][-1]})
         proxy.hold_answers()
         batch = {"id": np.arange(50, 60)}
-        inserting = threading.Thread(target=lambda: client.insert_batch(TABLE, batch))
+        keys: list[Any] = []
+        inserting = threading.Thread(target=lambda: keys.append(client.insert_batch(TABLE, batch)))
         inserting.start()
         with reverb.Client(f"shm://{server.name}") as local:
             while local.server_info()[TABLE].current_size < 60:
@@ -213,6 +217,9 @@ def test_a_batch_is_not_repeated_that_is_said_again_after_much_else(
         server.start()
         inserting.join(DEADLINE)
         assert not inserting.is_alive()
+        # Of what the dead one inserted, the last key is known; the others are no item's.
+        assert np.flatnonzero(keys[0]).tolist() == [9]
+        assert client.update_priorities(TABLE, keys[0], np.full(10, 2.0)) == 1
     assert ids_in(server.name) == list(range(60))
 
 
@@ -279,7 +286,7 @@ def replace_worker(server: reverb.Server, number: int) -> None:
 
 @pytest.mark.parametrize("way", ["batches", "pipelined"] if KILLS == 1 else WAYS)
 def test_each_insert_is_there_exactly_once_although_the_bridge_s_process_is_killed(
-    workers: reverb.Server, way: str
+    workers: reverb.Server, way: str, record_property: RecordProperty
 ) -> None:
     """Each process has a client, and each is killed in turn."""
     done = [0, 0]
@@ -296,6 +303,7 @@ def test_each_insert_is_there_exactly_once_although_the_bridge_s_process_is_kill
     ids = ids_in(workers.name)
     assert [x for x in ids if x < 1_000_000] == list(range(done[0]))
     assert [x - 1_000_000 for x in ids if x >= 1_000_000] == list(range(done[1]))
+    record_property("inserts", sum(done))
 
 
 def test_a_killed_server_takes_its_bridge_with_it(killed: Callable[..., KilledServer]) -> None:

@@ -61,7 +61,11 @@ WAYS: dict[str, Callable[[reverb.Client, int, int], None]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_insert_is_there_exactly_once_and_in_order(
-    serve: Serve, connect: Connect, make_proxy: MakeProxy, way: str
+    serve: Serve,
+    connect: Connect,
+    make_proxy: MakeProxy,
+    way: str,
+    record_property: Callable[[str, object], None],
 ) -> None:
     server = serve(in_order(1_000_000))
     # The largest message must have a chance to pass whole.
@@ -74,6 +78,8 @@ def test_each_insert_is_there_exactly_once_and_in_order(
         done += 50
     assert all_ids(server) == list(range(done))
     server.check()
+    record_property("inserts", done)
+    record_property("cuts", proxy.cuts)
 
 
 def test_each_item_of_a_queue_is_sampled_exactly_once_and_in_order(
