@@ -148,7 +148,9 @@ class ReplayDataset(IterableDataset):  # type: ignore[misc]
         if left == 0:
             return
         mover = None if self._device is None else _Mover(self._device)
-        pin = (self._pin_memory or mover is not None) and _has_accelerator()
+        # What goes to a CUDA device must be in page-locked memory, or the copy is waited for.
+        to_cuda = self._device is not None and self._device.type == "cuda"
+        pin = (self._pin_memory or to_cuda) and _has_accelerator()
         with self._client.sampler(
             self._table, self._batch_size, self._prefetch, self._timeout
         ) as batches:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
+from shmreplay.spec import DTYPE_CODES
 
 jax = pytest.importorskip("jax")
 
@@ -48,18 +49,51 @@ def test_no_copy(make_server: MakeServer, dtype: str, shape: tuple[int, ...]) ->
     array = as_jax(batch.data)["x"]
     assert array.dtype == rows.dtype and array.shape == (6, *shape)
     assert array.unsafe_buffer_pointer() == batch.data["x"].ctypes.data
+    if dtype != "bool":  # which numpy takes in by DLPack from version 2.1 on
+        assert np.from_dlpack(array).ctypes.data == batch.data["x"].ctypes.data
     assert np.array_equal(np.asarray(array), batch.data["x"])
 
 
-def test_64_bits_need_no_copy_either_where_they_are_on(make_server: MakeServer) -> None:
-    batch = client_of(make_server, {"x": np.arange(10.0)}).sample_batch("replay", 6)
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+@pytest.mark.parametrize("shape", [(), (3,), (5, 7)])
+def test_64_bits_need_no_copy_either_where_they_are_on(
+    make_server: MakeServer, dtype: str, shape: tuple[int, ...]
+) -> None:
+    rows = np.arange(10 * np.prod(shape, dtype=int)).reshape(10, *shape).astype(dtype)
+    batch = client_of(make_server, {"x": rows}).sample_batch("replay", 6)
     with jax.enable_x64(True):
         array = as_jax(batch.data)["x"]
-        assert array.dtype == np.float64
+        assert array.dtype == dtype
         assert array.unsafe_buffer_pointer() == batch.data["x"].ctypes.data
+        assert np.array_equal(np.from_dlpack(array), batch.data["x"])
+        assert np.from_dlpack(array).ctypes.data == batch.data["x"].ctypes.data
     narrow = as_jax(batch.data)["x"]
-    assert narrow.dtype == np.float32
-    assert np.array_equal(np.asarray(narrow), batch.data["x"].astype(np.float32))
+    assert narrow.dtype.itemsize == np.dtype(dtype).itemsize // 2
+    assert np.array_equal(np.asarray(narrow), batch.data["x"].astype(narrow.dtype))
+
+
+def test_every_dtype_is_among_these() -> None:
+    marks = [test_no_copy, test_64_bits_need_no_copy_either_where_they_are_on]
+    tested = {
+        dtype
+        for test in marks
+        for mark in test.pytestmark  # type: ignore[attr-defined]
+        if mark.args[0] == "dtype"
+        for dtype in mark.args[1]
+    }
+    assert tested == {dtype.name for dtype in DTYPE_CODES}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 64])
+def test_batches_begin_on_64_bytes(make_server: MakeServer, batch_size: int) -> None:
+    """Each array of them, whatever its size, and those of a sampler as well."""
+    rows = {dtype.name: np.ones((10, 3), dtype) for dtype in DTYPE_CODES}
+    client = client_of(make_server, rows)
+    with client.sampler("replay", batch_size) as drawn:
+        batches = [client.sample_batch("replay", batch_size), next(drawn)]
+    for batch in batches:
+        for array in batch.data.values():
+            assert array.ctypes.data % 64 == 0
 
 
 def test_batches_keep_their_memory(make_server: MakeServer) -> None:

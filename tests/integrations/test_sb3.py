@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
+from shmreplay import tree
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("stable_baselines3")
 
 import gymnasium  # noqa: E402
 from gymnasium import spaces  # noqa: E402
-from stable_baselines3 import DQN, SAC  # noqa: E402
+from stable_baselines3 import DQN, SAC, TD3  # noqa: E402
 from stable_baselines3.common import buffers  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
 
@@ -131,6 +132,34 @@ def test_the_same_transitions(name: str, n_envs: int, timeouts: bool) -> None:
         assert set(drawn) <= set(known)
         assert type(ours.sample(3)) is type(theirs.sample(3))
     ours.close()
+    ours.close()
+
+
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("n_envs", [1, 4])
+def test_samples_are_theirs_field_by_field(name: str, n_envs: int) -> None:
+    """Names, types, dtypes, shapes; and with contents of one transition each, values."""
+    observation_space, action_space = SPACES[name]
+    nested = isinstance(observation_space, spaces.Dict)
+    arguments: Any = (n_envs, observation_space, action_space, "cpu", n_envs)
+    theirs = (buffers.DictReplayBuffer if nested else buffers.ReplayBuffer)(*arguments)
+    ours = (DictReplayBuffer if nested else ReplayBuffer)(*arguments)
+    feed([theirs, ours], observation_space, action_space, n_envs, 1)
+    np.random.seed(3)
+    one, other = ours.sample(200), theirs.sample(200)
+    assert type(one) is type(other) and one._fields == other._fields
+    assert set(transitions_of(one)) == set(transitions_of(other))
+    for field in one._fields:
+        mine, reference = getattr(one, field), getattr(other, field)
+        assert type(mine) is type(reference), field
+        if reference is None:
+            continue
+        both = zip(tree.flatten(mine), tree.flatten(reference), strict=True)
+        assert not isinstance(reference, dict) or mine.keys() == reference.keys()
+        for a, b in both:
+            assert (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device), field
+            assert a.is_contiguous() and not a.requires_grad
+            assert n_envs > 1 or torch.equal(a, b), field
     ours.close()
 
 
@@ -277,6 +306,32 @@ def test_a_table_of_a_server(make_server: MakeServer) -> None:
         buffer.close()
 
 
+def test_saving_a_table_of_a_server(make_server: MakeServer, tmp_path: Path) -> None:
+    """Its address is what is saved: the data stay the server's, and go with it."""
+    table = reverb.Table.queue("shared", 1000)
+    server = make_server([table])
+    arguments: Any = {
+        "replay_buffer_class": ReplayBuffer,
+        "replay_buffer_kwargs": {"client": server.address, "table": "shared"},
+        "learning_starts": 1000,
+        "device": "cpu",
+    }
+    model = DQN("MlpPolicy", "CartPole-v1", **arguments)
+    model.learn(32)
+    path = tmp_path / "buffer"
+    model.save_replay_buffer(path)
+    assert path.with_suffix(".pkl").stat().st_size < 20_000
+    model.replay_buffer.close()
+    model.load_replay_buffer(path)
+    model.learn(32, reset_num_timesteps=False)
+    assert model.replay_buffer.size() == 64
+    model.replay_buffer.close()
+    server.stop()
+    with pytest.raises(reverb.errors.StoreNotFoundError):
+        model.load_replay_buffer(path)
+        model.replay_buffer.size()
+
+
 def have_changed(before: list[Any], model: Any) -> bool:
     after = model.policy.parameters()
     return any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
@@ -387,6 +442,27 @@ def test_sac(nested: bool) -> None:
     model.learn(160)
     assert have_changed(before, model)
     assert model.replay_buffer is not None and model.replay_buffer.size() == 80
+    model.replay_buffer.close()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_td3(nested: bool) -> None:
+    env = DummyVecEnv([Goals if nested else lambda: gymnasium.make("Pendulum-v1")] * 3)
+    model = TD3(
+        "MultiInputPolicy" if nested else "MlpPolicy",
+        env,
+        learning_starts=40,
+        buffer_size=300,
+        batch_size=16,
+        replay_buffer_class=DictReplayBuffer if nested else ReplayBuffer,
+        seed=1,
+        policy_kwargs={"net_arch": [16]},
+        device="cpu",
+    )
+    before = [weight.clone() for weight in model.policy.parameters()]
+    model.learn(150)
+    assert have_changed(before, model)
+    assert model.replay_buffer is not None and model.replay_buffer.size() == 50
     model.replay_buffer.close()
 
 

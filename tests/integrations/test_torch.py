@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import signal
+import subprocess
+import sys
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -99,7 +104,7 @@ def test_structures_stay(make_server: MakeServer) -> None:
     assert batch.data["a"][0].shape == (4, 2) and batch.data["a"][1][0].dtype == torch.uint8
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers(make_server: MakeServer, method: str) -> None:
     """Each attaches by itself, does its share, and draws numbers of its own."""
     server = filled(make_server, seed=3)
@@ -117,6 +122,130 @@ def test_workers(make_server: MakeServer, method: str) -> None:
         assert (batch.info.probability == 0.01).all()
     assert client.update_priorities("replay", batches[0].info.key, 1.0) == 32
     assert client.sample_batch("replay", 1) is not None
+
+
+PROGRAM = """
+import os, signal, sys
+from torch.utils.data import DataLoader
+from shmreplay.integrations.torch import ReplayDataset
+dataset = ReplayDataset(sys.argv[1], "replay", 32)
+loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+batches = iter(loader)
+for _ in range(3):
+    batch = next(batches)
+    assert (batch.data["obs"][:, 0] == batch.data["action"] * 4.0).all()
+if sys.argv[2] == "dropped":
+    del batches
+else:
+    for worker in batches._workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("end", ["dropped", "killed"])
+def test_workers_that_end_in_mid_iteration_keep_nothing(make_server: MakeServer, end: str) -> None:
+    server = filled(make_server)
+    client = server.localhost_client()
+    client.reset("replay")
+    client.insert_batch("replay", {"obs": np.zeros((9, 4)), "action": np.zeros(9, int)})
+    before = server.stats()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, server.address, end], timeout=120, check=False
+    )
+    assert done.returncode == (0 if end == "dropped" else -signal.SIGKILL)
+    client.reset("replay")
+    # What a process that was killed had is given back by the server.
+    deadline = time.monotonic() + 60
+    now = server.stats()
+    while now["pinned_bytes"] or now["participants"] > before["participants"]:
+        assert time.monotonic() < deadline, (before, now)
+        time.sleep(0.01)
+        now = server.stats()
+    assert now["arena_used_bytes"] < before["arena_used_bytes"] + 64
+
+
+class FakeCuda:
+    """What the dataset asks of CUDA, recorded; the data stays where it is.
+
+    There is no such device where the tests run. What is tested is the order of calls that PyTorch
+    asks for, and that data comes through them unchanged; not that a device does as it is told.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.stream = "compute"
+        fake = self
+
+        class Stream:
+            def __init__(self, device: Any = None) -> None:
+                self.name = f"copies to {device}"
+
+        class Current:
+            def wait_stream(self, other: Stream) -> None:
+                fake.calls.append(("wait", fake.stream, other.name))
+
+        @contextlib.contextmanager
+        def entered(stream: Stream) -> Iterator[None]:
+            fake.stream = stream.name
+            yield
+            fake.stream = "compute"
+
+        def pin_memory(tensor: Any) -> Any:
+            pinned = tensor.clone()
+            fake.calls.append(("pin", pinned.data_ptr()))
+            return pinned
+
+        def to(tensor: Any, device: Any, non_blocking: bool = False) -> Any:
+            moved = tensor.clone()
+            call = ("to", str(device), non_blocking, fake.stream, tensor.data_ptr())
+            fake.calls.append((*call, moved.data_ptr()))
+            return moved
+
+        def record_stream(tensor: Any, stream: Any) -> None:
+            fake.calls.append(("record", type(stream).__name__, tensor.data_ptr()))
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "stream", entered)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Current())
+        monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+        monkeypatch.setattr(torch.Tensor, "to", to)
+        monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
+
+
+def test_the_way_to_a_cuda_device(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned, copied on a stream of its own, waited for there, its memory kept until both are done.
+
+    Against a stand-in for the device.
+    """
+    address = filled(make_server).address
+    cuda = FakeCuda(monkeypatch)
+    batches = iter(ReplayDataset(address, "replay", 8, num_batches=2, device="cuda:1"))
+    for _ in range(2):
+        cuda.calls.clear()
+        batch = next(batches)
+        pins, moves, rest = cuda.calls[:2], cuda.calls[2:4], cuda.calls[4:]
+        assert [call[0] for call in pins] == ["pin", "pin"]
+        assert [call[:4] for call in moves] == [("to", "cuda:1", True, "copies to cuda:1")] * 2
+        assert [call[4] for call in moves] == [call[1] for call in pins]
+        assert rest[0] == ("wait", "compute", "copies to cuda:1")
+        assert rest[1:] == [("record", "Current", call[5]) for call in moves]
+        assert {t.data_ptr() for t in batch.data.values()} == {call[5] for call in moves}
+        assert torch.equal(batch.data["obs"][:, 0], batch.data["action"] * 4.0)
+        assert batch.info.key.dtype == torch.uint64
+    assert next(batches, None) is None
+
+
+@pytest.mark.parametrize(("options", "pins"), [({"pin_memory": True}, 2), ({"device": "cpu"}, 0)])
+def test_pinning(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, options: Any, pins: int
+) -> None:
+    address = filled(make_server).address
+    cuda = FakeCuda(monkeypatch)
+    (batch,) = ReplayDataset(address, "replay", 8, num_batches=1, **options)
+    assert [call[0] for call in cuda.calls].count("pin") == pins
+    assert torch.equal(batch.data["obs"][:, 0], batch.data["action"] * 4.0)
 
 
 def test_all_dtypes(make_server: MakeServer) -> None:
