@@ -30,7 +30,8 @@ TABLE_BYTES = 256 << 20
 MOST_ITEMS = 100_000
 AHEAD = 4
 """Requests and batches on their way."""
-BATCH_BYTES = 400_000
+BATCH_BYTES = 4_000_000
+"""At most: ten of the largest items, so that a batch of any size is one."""
 INSERT_ONE = "shmreplay, item by item, each confirmed"
 INSERT_STREAM = "shmreplay, item by item, confirmed together"
 INSERT_BATCH = "shmreplay insert_batch"

@@ -263,8 +263,8 @@ BRIDGE_RUN_STEPS: Final = 64
 BRIDGE_RUN_BYTES: Final = 256 * 2**10
 """Bytes of such steps: from there on, sending one by one is as fast."""
 
-BRIDGE_KEPT_BYTES: Final = 16 * 2**20
-"""Bytes of messages that were read, for which the process keeps its memory: some large ones."""
+BRIDGE_KEPT_BYTES: Final = 2 * BRIDGE_CLIENT_BYTES
+"""Bytes of messages that are gone, for which a process keeps its memory: all that come again."""
 
 BRIDGE_GATHER_BYTES: Final = 2 * 2**20
 """Bytes of a remote writer's steps and items that are sent in one message while others of it are on

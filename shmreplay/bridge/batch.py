@@ -26,6 +26,8 @@ Array = npt.NDArray[Any]
 _INFO = (*INFO_DTYPES, np.dtype(np.uint64))
 """Dtypes of what is said of each item: the fields of an info, and when it was inserted."""
 
+_WIDE: Final = [dtype.itemsize == 8 for dtype in _INFO]
+
 _WORD: Final = DTYPE_CODES[np.dtype(np.uint64)]
 
 
@@ -169,6 +171,8 @@ class RemoteBatch:
     ) -> tuple[tuple[Array, ...], list[Array]] | int:
         """(info arrays, column arrays), or the number of the first item that does not fit."""
         first, at = self._groups[0], 0
+        if out is None and len(self._groups) == 1:
+            return tuple(first.info), [_joined([column]) for column in first.columns]
         for group in self._groups:
             if group.shape() != first.shape():
                 return at
@@ -242,8 +246,8 @@ def _read_info(reader: Reader, count: int) -> list[Array]:
     if words.shape != (len(_INFO), count) or words.dtype != np.uint64:
         raise ProtocolError(f"infos of shape {list(words.shape)} of {count} items")
     return [
-        row.view(dtype) if dtype.itemsize == 8 else row.view(np.int64).astype(dtype)
-        for row, dtype in zip(words, _INFO, strict=True)
+        row.view(dtype) if wide else row.view(np.int64).astype(dtype)
+        for row, dtype, wide in zip(words, _INFO, _WIDE, strict=True)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import struct
 import time
 from collections import deque
 from collections.abc import Hashable
@@ -44,6 +45,12 @@ __all__ = ["Channel"]
 
 # Where the code of an error stands: no error, the item that was to be replaced was not there.
 _GONE_CODE: Final = 0xFF
+
+
+_NAMED = struct.Struct("<HQ")
+"""A column, and the number of its first value."""
+_RUN = struct.Struct("<IB")
+"""Steps, and whether each closes its step."""
 
 
 class _BridgeWriter(TrajectoryWriter):
@@ -282,18 +289,23 @@ class Channel:
         n_columns = reader.u16()
         if n_columns > limits.MAX_COLUMNS:
             raise ProtocolError(f"a step of {n_columns} columns")
-        named = [(reader.u16(), reader.u64()) for _ in range(n_columns)]
-        numbers = tuple(number for number, _ in named)
-        rows, close = reader.count(limits.BRIDGE_RUN_STEPS, "steps"), reader.u8()
+        named: list[tuple[int, int]] = [
+            reader.unpack(_NAMED)  # type: ignore[misc]
+            for _ in range(n_columns)
+        ]
+        rows, close = reader.unpack(_RUN)
+        if not 1 <= rows <= limits.BRIDGE_RUN_STEPS or close > 1:
+            raise ProtocolError(f"{rows} steps in a record; 1 to {limits.BRIDGE_RUN_STEPS}")
         columns = self.writer.columns
-        if any(number >= len(columns) for number in numbers) or rows == 0 or close > 1:
-            raise ProtocolError("a step has columns that were not declared")
         arrays: list[npt.NDArray[Any]] = []
-        for number in numbers:
+        for number, _ in named:
+            if number >= len(columns):
+                raise ProtocolError("a step has columns that were not declared")
             column, array = columns[number], reader.array()
             if array.dtype != DTYPE_OF_CODE[column.code] or array.shape != (rows, *column.shape):
                 raise ProtocolError(f"steps of column {column.path} do not fit it")
             arrays.append(array)
+        numbers = tuple([number for number, _ in named])
         self._count(named, rows)
         self.writer.append_rows(numbers, arrays, rows, bool(close))
 

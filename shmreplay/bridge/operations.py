@@ -38,6 +38,9 @@ EVERYTHING = 0xFFFF
 
 Array = npt.NDArray[Any]
 
+_MOST_STRUCTURES = 1024
+_SHORT_TEXT = 4096
+
 
 class Operations:
     """The requests that are not a writer's, done by one client of the store."""
@@ -48,6 +51,8 @@ class Operations:
         self.connection: Connection = self._client._connected()
         self._drawing = self._client._drawing_over(self.connection)
         self._native = self.connection.native
+        # Structures of batches for a table that were checked, by their text: most come again.
+        self._structures: dict[tuple[int, bytes], tuple[item_schema.ItemSchema, int]] = {}
         # What takes long: walking all invariants of a store, writing it to disk, emptying a large
         # table.
         self._slow = ThreadPoolExecutor(max_workers=3, thread_name_prefix="shmreplay-slow")
@@ -234,21 +239,28 @@ class Operations:
 
     def _rows(self, number: int, text: bytes, n: int, reader: Reader) -> tuple[int, list[Array]]:
         """Checks rows against what they say they are, and against the table's signature."""
+        known = self._structures.get((number, text))
+        schema = self._decoded(text) if known is None else known[0]
+        if not 1 <= n <= limits.BRIDGE_MESSAGE_BYTES or not schema.columns:
+            raise ProtocolError(f"a batch of {n} rows of {len(schema.columns)} columns")
+        columns = [_typed(reader.array(), c.dtype, (n, *c.shape)) for c in schema.columns]
+        reader.finish()
+        if known is None:
+            leaves = [(DTYPE_CODES[c.dtype], c.shape, True) for c in schema.columns]
+            self.connection.check_signature(number, leaves)
+            known = schema, self.connection.intern(schema.structure, leaves)
+            if len(self._structures) < _MOST_STRUCTURES and len(text) <= _SHORT_TEXT:
+                self._structures[number, text] = known
+        return known[1], columns
+
+    def _decoded(self, text: bytes) -> item_schema.ItemSchema:
         try:
             schema = item_schema.decode(text)
         except errors.TableCorruptedError as error:
             raise ProtocolError(str(error)) from None
-        if not 1 <= n <= limits.BRIDGE_MESSAGE_BYTES or not schema.columns:
-            raise ProtocolError(f"a batch of {n} rows of {len(schema.columns)} columns")
-        columns = []
-        for column in schema.columns:
-            if not column.squeezed:
-                raise ProtocolError("a row of a batch has no time dimension")
-            columns.append(_typed(reader.array(), column.dtype, (n, *column.shape)))
-        reader.finish()
-        leaves = [(DTYPE_CODES[c.dtype], c.shape[1:], True) for c in columns]
-        self.connection.check_signature(number, leaves)
-        return self.connection.intern(schema.structure, leaves), columns
+        if not all(column.squeezed for column in schema.columns):
+            raise ProtocolError("a row of a batch has no time dimension")
+        return schema
 
     def _check_priorities(self, number: int, name: str, priorities: Array) -> None:
         native = self.connection.take_session()

@@ -176,9 +176,12 @@ class Reader:
         """The next n bytes of the meta part."""
         at = self._at
         if n > self._end - at:
-            raise ProtocolError(f"a message ends after {self._end} bytes, in the middle of a value")
+            raise self._too_short()
         self._at = at + n
         return self._meta[at : at + n]
+
+    def _too_short(self) -> ProtocolError:
+        return ProtocolError(f"a message ends after {self._end} bytes, in the middle of a value")
 
     def peek(self) -> int:
         """The next byte of the meta part, which there is; it stays."""
@@ -191,34 +194,41 @@ class Reader:
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         """The next fields of the meta part."""
         at = self._at
-        if layout.size > self._end - at:
-            raise ProtocolError(f"a message ends after {self._end} bytes, in the middle of a value")
-        self._at = at + layout.size
+        end = at + layout.size
+        if end > self._end:
+            raise self._too_short()
+        self._at = end
         return layout.unpack_from(self._meta, at)
 
     def u8(self) -> int:
         """An unsigned byte."""
-        return int(self.unpack(_U8)[0])
+        value: int = self.unpack(_U8)[0]
+        return value
 
     def u16(self) -> int:
         """16 bits without sign."""
-        return int(self.unpack(_U16)[0])
+        value: int = self.unpack(_U16)[0]
+        return value
 
     def u32(self) -> int:
         """32 bits without sign."""
-        return int(self.unpack(_U32)[0])
+        value: int = self.unpack(_U32)[0]
+        return value
 
     def u64(self) -> int:
         """64 bits without sign."""
-        return int(self.unpack(_U64)[0])
+        value: int = self.unpack(_U64)[0]
+        return value
 
     def i64(self) -> int:
         """64 bits with sign."""
-        return int(self.unpack(_I64)[0])
+        value: int = self.unpack(_I64)[0]
+        return value
 
     def f64(self) -> float:
         """A double."""
-        return float(self.unpack(_F64)[0])
+        value: float = self.unpack(_F64)[0]
+        return value
 
     def timeout(self) -> float | None:
         """A timeout in seconds; None for ever."""
@@ -285,12 +295,13 @@ def _decompressed(part: Any, nbytes: int) -> bytes:
 
 
 def _array_of(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = np.frombuffer(data, np.uint8)
-    if len(array) < _COPY_BYTES or array.ctypes.data % dtype.alignment:
-        memory: Any = Buffer(len(array))
-        copy: npt.NDArray[Any] = np.ndarray(len(array), np.uint8, memory)
-        copy[:] = array
-        array = copy
-    if array.size == 0:
+    if not all(shape):
         return np.zeros(shape, dtype)
-    return array.view(dtype).reshape(shape)
+    array: npt.NDArray[Any] = np.ndarray(shape, dtype, data)
+    nbytes = array.nbytes
+    if nbytes < _COPY_BYTES or not array.flags.aligned:
+        memory: Any = Buffer(nbytes)
+        copy: npt.NDArray[Any] = np.ndarray(shape, dtype, memory)
+        copy[...] = array
+        return copy
+    return array
