@@ -146,6 +146,15 @@ int sr_contains(sr_ses *ses, uint32_t table, uint64_t key) {
     return found;
 }
 
+/* In the item's stripe, whose lock is held. */
+static int replace_in_stripe(sr_ses *ses, sr_table *t, sr_stripe *s, uint32_t slot, uint64_t ref,
+                             uint32_t schema, uint32_t *item_schema) {
+    *item_schema = sr_slot_at(ses->st, s, slot)->schema;
+    if (*item_schema != schema) return SR_INVALID;
+    int rc = sr_has_events(t) ? sr_events_room(ses, t, 1) : SR_OK;
+    return rc == SR_OK ? sr_stripe_replace(ses->st, t, s, slot, ref) : rc;
+}
+
 int sr_replace(sr_ses *ses, uint32_t table, uint64_t key, uint64_t ref, uint32_t schema,
                uint32_t *found, uint32_t *item_schema) {
     *found = 0;
@@ -157,20 +166,22 @@ int sr_replace(sr_ses *ses, uint32_t table, uint64_t key, uint64_t ref, uint32_t
     uint32_t number = sr_key_stripe(t, key);
     if (number >= t->n_stripes) return SR_OK;
     sr_stripe *s = sr_stripe_at(st, t, number);
+    /* Crash window: new data that is larger than the old, and a table above max_bytes: who reclaims
+     * the dead one evicts, as it does after a delete. */
+    sr_begin_on(ses, SR_BUSY_DELETE, table);
     rc = sr_lock_stripe(st, t, s);
-    if (rc != SR_OK) return rc;
-    uint32_t slot = sr_stripe_find(st, t, s, key);
-    if (slot != SR_NONE) {
-        *found = 1;
-        *item_schema = sr_slot_at(st, s, slot)->schema;
-        if (*item_schema != schema) rc = SR_INVALID;
-        else if (sr_has_events(t)) rc = sr_events_room(ses, t, 1);
-        if (rc == SR_OK) rc = sr_stripe_replace(st, t, s, slot, ref);
+    if (rc == SR_OK) {
+        uint32_t slot = sr_stripe_find(st, t, s, key);
+        *found = slot != SR_NONE;
+        if (*found) rc = replace_in_stripe(ses, t, s, slot, ref, schema, item_schema);
+        sr_unlock_stripe(st, t, s);
     }
-    sr_unlock_stripe(st, t, s);
-    if (rc != SR_OK || !sr_counts_bytes(t)) return rc;
-    rc = sr_evict_bounded(ses, table);
-    return rc == SR_WOULD_BLOCK ? SR_OK : rc; /* the next insert does it */
+    if (rc == SR_OK && sr_counts_bytes(t)) {
+        rc = sr_evict_bounded(ses, table);
+        if (rc == SR_WOULD_BLOCK) rc = SR_OK; /* the next insert does it */
+    }
+    sr_end(ses);
+    return rc;
 }
 
 int sr_lock_table_inner(sr_store *st, sr_table *t) {

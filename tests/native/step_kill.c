@@ -184,10 +184,11 @@ static uint64_t share_of(const operation *op) {
     return options.share * (op->first != NULL && !options.full ? REPAIR_SHARE : 1ull);
 }
 
-/* Of the ways to come to a repair, too, only some are walked in one run. */
+/* Of the ways to come to a repair, too, only some are walked in one run; others than with a seed
+ * that is greater by the share of places, so that all seeds together cover each place of each. */
 static int chosen_part(const operation *op, size_t kind, uint32_t part) {
     if (op->first == NULL || options.full || options.only != NULL) return 1;
-    return (kind * 5 + part + options.seed) % REPAIR_SHARE == 0;
+    return (kind * 5 + part + options.seed / share_of(op)) % REPAIR_SHARE == 0;
 }
 
 /* Is this place to be looked at in this run? By its number, so that all seeds cover all places. */

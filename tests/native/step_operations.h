@@ -3,6 +3,7 @@
 #ifndef SR_STEP_OPERATIONS_H
 #define SR_STEP_OPERATIONS_H
 
+#include "bytes.h"
 #include "checkpoint.h"
 #include "hold.h"
 #include "packed_fixture.h"
@@ -68,6 +69,19 @@ static inline void prepare_replace(world *w) {
     }
     CHECK(sr_traj_new(&w->actor, N_COLS, first, flags, runs, &w->traj.off, &w->traj.position) ==
           SR_OK);
+}
+/* The new data is larger than the old, and the table may not keep more than it does. */
+static inline void prepare_bounded_replace(world *w) {
+    prepare_replace(w);
+    w->keys[0] = w->before.item[1].key;
+    sr_table_change change = {.what = SR_SET_MAX_BYTES, .max_bytes = 1 << 20};
+    CHECK(sr_table_configure(&w->other, 0, &change) == SR_OK);
+    change.max_bytes = sr_bytes_of(&w->st, sr_table_at(&w->st, 0));
+    CHECK(sr_table_configure(&w->other, 0, &change) == SR_OK);
+}
+static inline void prepare_bounded(world *w) {
+    prepare_bounded_replace(w);
+    CHECK(sr_release(&w->actor, 1, &w->traj.position) == SR_OK);
 }
 static void run_replace(void *arg) {
     world *w = arg;
@@ -346,6 +360,8 @@ static const operation OPERATIONS[] = {
     {"sample_batch", NULL, run_sample_batch, SAMPLES, 3, 4, 1, NULL},
     {"update", prepare_keys, run_update, UPDATES, 2, 5, 1, NULL},
     {"replace", prepare_replace, run_replace, REPLACES, 1, 5, 1, NULL},
+    {"bounded_replace", prepare_bounded_replace, run_replace, REPLACES, 1, 5, 1, NULL},
+    {"bounded_insert", prepare_bounded, run_insert, INSERTS, 1, 5, 1, NULL},
     {"delete", prepare_keys, run_delete, DELETES, 2, 5, 1, NULL},
     {"reset", NULL, run_reset, CLEARS, 0, 5, 1, NULL},
     {"pin", prepare_keys, run_pin, NOTHING, 0, 5, 0, NULL},
