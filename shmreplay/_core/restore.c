@@ -223,7 +223,11 @@ int sr_restore_trajs(sr_store *st, uint64_t n, const sr_traj_head *heads, const 
 
 static sr_stripe *stripe_of(const sr_store *st, uint32_t table, uint32_t stripe) {
     const sr_table *t = sr_table_at(st, table);
-    return t == NULL || stripe >= t->n_stripes ? NULL : sr_stripe_at(st, t, stripe);
+    if (t == NULL || stripe >= sr_shape_stripes(st, table)) return NULL;
+    SR_ASSERT(sr_shape_table_ok(st, t, table));
+    sr_stripe *s = sr_stripe_at(st, t, stripe);
+    SR_ASSERT(sr_shape_stripe_ok(st, s));
+    return s;
 }
 
 int sr_restore_slots(sr_store *st, uint32_t table, uint32_t stripe, uint64_t n,
@@ -277,6 +281,7 @@ int sr_restore_derive(sr_store *st) {
     int64_t declared[SR_TABLES_MAX], declared_bytes[SR_TABLES_MAX];
     for (uint32_t i = 0; i < st->shape.n_tables; i++) {
         sr_table *t = sr_table_at(st, i);
+        SR_ASSERT(sr_shape_table_ok(st, t, i));
         int64_t live = live_in(st, t);
         declared[i] = t->max_size;
         /* For the check at the end of the repair: what is too much goes later. */

@@ -1,5 +1,6 @@
 /* byte_flip.c: one byte of a small store is changed, and then every operation is tried: each must
- * give an error or go on, and none may crash or hang.
+ * give an error or go on, and none may crash or hang. So it is with a checkpoint, both of a damaged
+ * store and into one.
  *
  * Left out are the locks: their bytes belong to the C library, and one that says that it is held by
  * somebody who does not exist is waited for by design. Bytes of rows are changed as well, but a
@@ -123,6 +124,9 @@ static void try_from_here(const flip_store *pristine, const image *im, const uin
         shared->pattern = PATTERNS[number % sizeof PATTERNS];
         image_restore(im, &f.st);
         f.st.base[shared->offset] ^= (char)shared->pattern;
+        f.offset = shared->offset;
+        f.pattern = (char)shared->pattern;
+        f.held = (int)((shared->offset ^ number) & 1);
         alarm(DEADLINE_S);
         flip_all(&f, &shared->operation);
         alarm(0);
@@ -221,6 +225,8 @@ int main(int argc, char **argv) {
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(report >= 0 && shared != MAP_FAILED);
     flip_make(&f);
+    image_restore(&f.empty, &f.target);
+    CHECK(flip_fill_target(&f, f.good)); /* what is not damaged is restored */
     image_take(&im, &f.st);
     uint64_t n, failures = 0, *cases = choose_cases(&f, &im, &n);
     shared->next = 0;

@@ -3,6 +3,7 @@
 #ifndef SR_FLIP_OPERATIONS_H
 #define SR_FLIP_OPERATIONS_H
 
+#include "flip_checkpoint.h"
 #include "packed_fixture.h"
 #include "peek.h"
 #include "step_world.h"
@@ -16,6 +17,14 @@ typedef struct {
     held raw, packed; /* blocks whose rows lie apart */
     sr_sampled pin[2]; /* of table 0, taken before */
     uint64_t key[FLIP_TABLES];
+    /* Of the same shape and empty: what is saved goes there. */
+    sr_store target;
+    image empty;
+    flip_saved *good, *saved; /* of the whole store, and of the damaged one */
+    /* The byte that is changed and how; and is a checkpoint being written all the while? */
+    uint64_t offset;
+    char pattern;
+    int held;
 } flip_store;
 
 static inline void flip_make(flip_store *f) {
@@ -28,7 +37,12 @@ static inline void flip_make(flip_store *f) {
         if (k->queue) cfg[i].max_diff = TABLE_MAX;
     }
     cfg[0].n_events = SR_EVENTS_MIN;
-    *f = (flip_store){.st = store_make(4u << 20, 2, FLIP_TABLES, cfg)};
+    *f = (flip_store){.st = store_make(4u << 20, 2, FLIP_TABLES, cfg),
+                      .target = store_make(4u << 20, 2, FLIP_TABLES, cfg),
+                      .good = calloc(1, sizeof *f->good),
+                      .saved = calloc(1, sizeof *f->saved)};
+    CHECK(f->good != NULL && f->saved != NULL);
+    image_take(&f->empty, &f->target);
     uint32_t id, done, seq;
     CHECK(sr_schema_intern(&f->st, "{\"a\": 1}", 8, &id) == SR_OK);
     CHECK(sr_participant_set(&f->st, SURVIVOR, 1, 1, 1, "writes") == SR_OK);
@@ -62,12 +76,22 @@ static inline void flip_make(flip_store *f) {
     f->block = open;
     sr_block_publish(&f->writer, open.off, 1, f->episode.off);
     sr_session_abandon(&dead);
+    /* Without pages that nothing is in. */
+    _Atomic uint64_t *touched = f->st.touched;
+    f->st.touched = NULL;
+    CHECK(flip_save(&f->st, f->good) && sr_hold_release(&f->st) == SR_OK);
+    f->st.touched = touched;
 }
 
 static inline void flip_drop(flip_store *f) {
     sr_session_abandon(&f->writer);
     sr_session_abandon(&f->reader);
     store_drop(&f->st);
+    store_drop(&f->target);
+    image_drop(&f->empty);
+    saved_drop(f->good);
+    free(f->good);
+    free(f->saved);
 }
 
 /* A session's own memory, which every case begins with anew. */
@@ -294,6 +318,47 @@ static inline void flip_sessions(flip_store *f, const char **operation) {
     for (uint64_t i = 0; text != NULL && i < bytes; i++) sum = (char)(sum + text[i]);
 }
 
+/* Is the byte among those that an empty store has? */
+static inline int flip_is_early(const flip_store *f) {
+    for (uint32_t i = 0; i < f->empty.n; i++) {
+        if (f->empty.page[i] == f->offset / SR_PAGE) return 1;
+    }
+    return 0;
+}
+
+/* What is restored is used as well. */
+static inline int flip_fill_target(flip_store *f, flip_saved *from) {
+    sr_store *st = &f->target;
+    sr_ses ses;
+    if (flip_restore(st, from) != SR_OK) return 0;
+    if (sr_session_open(st, SURVIVOR, SR_SESSION_CLIENT, &ses) != SR_OK) return 0;
+    for (uint32_t t = 0; t < FLIP_TABLES; t++) {
+        sr_sampled s;
+        uint32_t done = 0, seq;
+        (void)sr_sample(&ses, t, 1, &s, &done, &seq);
+        if (done == 1) flip_read(st, &s);
+    }
+    (void)sr_session_close(&ses);
+    return 1;
+}
+
+static inline void flip_checkpoint(flip_store *f, const char **operation) {
+    *operation = "save";
+    int saved = flip_save(&f->st, f->saved);
+    if (!f->held) (void)sr_hold_release(&f->st);
+    *operation = "restore";
+    if (saved && !saved_same(f->saved, f->good, f->st.shape.n_stripes)) {
+        image_restore(&f->empty, &f->target);
+        (void)flip_fill_target(f, f->saved);
+    }
+    saved_drop(f->saved);
+    if (!flip_is_early(f)) return;
+    *operation = "restore into a damaged store";
+    image_restore(&f->empty, &f->target);
+    f->target.base[f->offset] ^= f->pattern;
+    (void)flip_fill_target(f, f->good);
+}
+
 /* `operation` follows what is being tried. */
 static inline void flip_all(flip_store *f, const char **operation) {
     flip_own(&f->writer);
@@ -310,6 +375,7 @@ static inline void flip_all(flip_store *f, const char **operation) {
     *operation = "read";
     flip_read(st, &f->pin[0]);
     flip_read(st, &f->pin[1]);
+    flip_checkpoint(f, operation);
     for (uint32_t t = 0; t < FLIP_TABLES; t++) flip_table(f, t, operation);
     flip_writer(f, operation);
     flip_apart(f, operation);
@@ -332,6 +398,9 @@ static inline void flip_all(flip_store *f, const char **operation) {
     for (uint32_t t = 0; t < FLIP_TABLES; t++) (void)sr_table_configure(&f->writer, t, &change);
     *operation = "reset";
     for (uint32_t t = 0; t < FLIP_TABLES; t++) (void)sr_reset(&f->reader, t);
+    *operation = "end of a checkpoint";
+    (void)sr_hold_ask_back(st);
+    (void)sr_hold_release(st);
     *operation = "close";
     (void)sr_session_close(&f->writer);
     (void)sr_session_close(&f->reader);

@@ -56,10 +56,11 @@ static inline void image_restore(const image *im, const sr_store *st) {
     uint32_t i = 0, end = 0;
     for (uint32_t p = image_next(st, 0, &end); p != SR_NONE; p = image_next(st, p + 1, &end)) {
         while (i < im->n && im->page[i] < p) i++;
-        if (i == im->n || im->page[i] != p) {
-            CHECK(fallocate(st->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                            (off_t)p * SR_PAGE, SR_PAGE) == 0);
-        }
+        if (i < im->n && im->page[i] == p) continue;
+        uint32_t next = i < im->n && im->page[i] < end ? im->page[i] : end;
+        CHECK(fallocate(st->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p * SR_PAGE,
+                        (off_t)(next - p) * SR_PAGE) == 0);
+        p = next - 1;
     }
     for (i = 0; i < im->n; i++) {
         char *now = st->base + (uint64_t)im->page[i] * SR_PAGE;
