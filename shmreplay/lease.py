@@ -133,10 +133,10 @@ class Lease:
         fd = segment.open_shared(name, posix_ipc.O_CREAT if create else 0)
         try:
             segment.check_owner(name, os.fstat(fd))
+            return cls(name, fd)
         except BaseException:
             os.close(fd)
             raise
-        return cls(name, fd)
 
     def is_current(self) -> bool:
         """Returns whether the lease's name still names this file."""
@@ -233,13 +233,14 @@ def lock_server(store_name: str, undo: ExitStack) -> Lease | None:
         held = Lease.open(store_name)
     except FileNotFoundError:
         return None
-    locked = held.try_lock(0)
-    if locked and held.is_current():
-        undo.callback(held.close)
-        return held
-    gone = locked or not held.is_current()
-    holders = held.holders()
-    held.close()
+    with ExitStack() as failing:
+        failing.callback(held.close)
+        locked = held.try_lock(0)
+        if locked and held.is_current():
+            undo.callback(failing.pop_all().close)
+            return held
+        gone = locked or not held.is_current()
+        holders = held.holders()
     if gone:
         return None
     raise exists(store_name, holders, served=True)
@@ -282,16 +283,17 @@ def lock_new(store_name: str, undo: ExitStack) -> Lease:
     deadline = time.monotonic() + _DYING_WAIT_S
     while True:
         held = Lease.open(store_name, create=True)
-        locked = held.try_lock_all()
-        # Its owner may have removed the file between our opening and locking it.
-        if locked and held.is_current():
-            undo.callback(held.close)
-            undo.callback(held.remove)
-            return held
-        taken = held.is_current()
-        dying = held.only_dying()
-        holders = held.holders()
-        held.close()
+        with ExitStack() as failing:
+            failing.callback(held.close)
+            locked = held.try_lock_all()
+            # Its owner may have removed the file between our opening and locking it.
+            if locked and held.is_current():
+                undo.callback(failing.pop_all().close)
+                undo.callback(held.remove)
+                return held
+            taken = held.is_current()
+            dying = held.only_dying()
+            holders = held.holders()
         if taken and dying and time.monotonic() < deadline:
             time.sleep(_DYING_PAUSE_S)
         elif taken:

@@ -118,10 +118,10 @@ class Store(Attachment):
                 # Again, as another process may have chosen the same port meanwhile. Each sees the
                 # other now: both may fail, but not both succeed.
                 _check_port_is_free(name, port)
+                held.unlock_all_but_first()
                 store = cls(name, 0, tables, held, fd, native)
                 record(store)
                 undo.pop_all()
-            held.unlock_all_but_first()
             return store
 
     @classmethod

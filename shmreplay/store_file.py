@@ -190,6 +190,9 @@ def write_pointer(pointer: str, path: str) -> None:
     try:
         os.fchmod(fd, _MODE)
         os.write(fd, os.fsencode(path))
+    except BaseException:
+        os.unlink(pointer)
+        raise
     finally:
         os.close(fd)
 

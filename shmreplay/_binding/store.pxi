@@ -1,7 +1,5 @@
 # Mapping a segment, and what concerns a store as a whole.
 
-from posix.mman cimport munmap
-
 
 cdef class Store:
     """One store, mapped into this process. Unmapped only when nothing refers to it any more."""
@@ -19,19 +17,12 @@ cdef class Store:
     cdef object decoded
 
     def __cinit__(self, int fd, uint64_t nbytes):
-        memset(&self.st, 0, sizeof(self.st))
         self.fork_count = _fork_count
-        self.st.fd = fd
-        cdef char *base = sr_map(fd, nbytes)
-        if base == NULL:
+        if sr_store_map(&self.st, fd, nbytes) != SR_OK:
             raise OSError(f"cannot map a store of {nbytes} bytes of address space; see ulimit -v")
-        self.st.base = base
-        self.st.bytes = nbytes
 
     def __dealloc__(self):
-        sr_store_detach(&self.st)
-        if self.st.base != NULL:
-            munmap(self.st.base, self.st.bytes)
+        sr_store_unmap(&self.st)
 
     cdef inline int usable(self) except -1:
         if self.fork_count != _fork_count:

@@ -2,6 +2,7 @@
 
 #include "arena.h"
 #include "checkpoint.h"
+#include "fault.h"
 #include "lock.h"
 #include "steps.h"
 
@@ -89,6 +90,7 @@ static int release_stripe(sr_store *st, sr_stripe *s) {
 static void give_back(sr_store *st, const sr_stripe *s) {
     uint64_t off = (uint64_t)((char *)sr_hold_parked(st, s) - st->base);
     uint64_t bytes = sr_align(s->slots_max * sizeof(uint64_t), SR_PAGE);
+    if (SR_FAULT_POINT("punch")) return;
     (void)fallocate(st->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)bytes);
 }
 

@@ -8,7 +8,7 @@
  * All of it is advice: who reads or writes the range sees the same bytes before, meanwhile and
  * after, so nothing here needs a lock, and dying here leaves nothing to repair. */
 #include "huge.h"
-#include "arena.h"
+#include "arena_chunks.h"
 #include "fault.h"
 
 #include <errno.h>
@@ -20,13 +20,11 @@
 #endif
 
 /* Huge pages fit a mapping only where addresses and offsets agree modulo their size: so much more
- * address space is reserved, and what is too much given back. */
-char *sr_map(int fd, uint64_t bytes) {
+ * address space is reserved, and what is too much given back. NULL and errno where there is none. */
+static char *map_aligned(int fd, uint64_t bytes) {
     uint64_t span = bytes + SR_HUGE_PAGE;
-    if (span < bytes || SR_FAULT_POINT("mmap")) {
-        errno = ENOMEM;
-        return NULL;
-    }
+    errno = ENOMEM;
+    if (span < bytes || SR_FAULT_POINT("mmap")) return NULL;
     char *room = mmap(NULL, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED) return NULL;
     char *base = (char *)sr_align((uintptr_t)room, SR_HUGE_PAGE);
@@ -40,10 +38,19 @@ char *sr_map(int fd, uint64_t bytes) {
     }
     if (base > room) munmap(room, (uint64_t)(base - room));
     if (room + span > end) munmap(end, (uint64_t)(room + span - end));
-    /* Refused by kernels that cannot: neither is needed for correctness. */
-    (void)madvise(base, bytes, MADV_DONTDUMP);
-    (void)madvise(base, bytes, MADV_HUGEPAGE);
     return base;
+}
+
+int sr_store_map(sr_store *st, int fd, uint64_t bytes) {
+    *st = (sr_store){.fd = fd};
+    char *base = map_aligned(fd, bytes);
+    if (base == NULL) return sr_fail(SR_SYS, bytes, 0, errno);
+    st->base = base;
+    st->bytes = bytes;
+    /* Advice, and refused by kernels that cannot: neither is needed for correctness. */
+    if (!SR_FAULT_POINT("dump")) (void)madvise(base, bytes, MADV_DONTDUMP);
+    if (!SR_FAULT_POINT("huge")) (void)madvise(base, bytes, MADV_HUGEPAGE);
+    return SR_OK;
 }
 
 /* SYNC POINT: relaxed: who sees the flag too late asks the kernel once more for nothing. */

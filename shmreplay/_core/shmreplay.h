@@ -78,14 +78,16 @@ uint64_t sr_layout_signature(void);
 int sr_slot_bits_fit(uint32_t bits, int64_t max_size, uint64_t capacity_bytes);
 /* Virtual size of the segment that a store of this shape needs. */
 uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *tables);
+/* Map a segment of so many bytes, so that huge pages fit it; the descriptor stays the caller's.
+ * SR_OK; SR_SYS: there is no address space, and nothing is mapped. */
+int sr_store_map(sr_store *st, int fd, uint64_t bytes);
+/* Nothing of it is used any more: sr_store_detach, and the mapping goes. */
+void sr_store_unmap(sr_store *st);
 /* Lay a store out in the (mapped, never used) segment. `config_json` has cfg->config_bytes
  * bytes. The magic word is written last. SR_OK, SR_INVALID, SR_FULL, SR_NOSPACE, SR_SYS. Only
  * the creator, once; a crash leaves a segment without magic. */
 int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_config *tables,
                     const char *config_json);
-/* Map a segment for reading and writing, so that huge pages fit it. NULL, with errno, where there
- * is no address space; else munmap() takes it back. */
-char *sr_map(int fd, uint64_t bytes);
 /* Check a mapped segment: magic, version, signature, size, and that every region lies inside.
  * SR_OK, SR_WOULD_BLOCK (no magic yet), SR_VERSION, SR_CORRUPT. */
 int sr_store_attach(sr_store *st);

@@ -11,6 +11,7 @@
 #include "table.h"
 
 #include <float.h>
+#include <sys/mman.h>
 #include <time.h>
 
 static _Thread_local sr_detail detail;
@@ -97,6 +98,12 @@ uint64_t sr_store_bytes(const sr_store_config *cfg, const sr_table_config *table
     plan p;
     make_plan(cfg, tables, &p);
     return p.end;
+}
+
+void sr_store_unmap(sr_store *st) {
+    sr_store_detach(st);
+    if (st->base != NULL) (void)munmap(st->base, st->bytes);
+    st->base = NULL;
 }
 
 static int format_table(sr_store *st, const sr_table_config *cfg, uint32_t number,

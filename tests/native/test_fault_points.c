@@ -1,6 +1,6 @@
 /* test_fault_points.c: each thing that may fail is made to fail, one after the other, in each
- * operation: memory of the process and of the store, its capacity, waiting. Built with SR_FAULT.
- * After a failure nothing has changed, and the same call succeeds.
+ * operation: memory of the process and of the store, its mapping, its capacity, waiting. Built with
+ * SR_FAULT. After a failure nothing has changed, and the same call succeeds.
  *
  * Locks are not among them: a robust mutex fails only once what it protects is given up. */
 #include "step_survivor.h"
@@ -26,8 +26,12 @@ static void arm(uint32_t n) {
 
 /* Without these the operation is slower, and succeeds. */
 static int is_help_only(const char *name) {
-    return strcmp(name, "populate") == 0 || strcmp(name, "pages") == 0 ||
-           strcmp(name, "futex") == 0;
+    static const char *const help[] = {"populate", "pages", "futex",
+                                       "dump",     "huge",  "collapse"};
+    for (size_t i = 0; i < sizeof help / sizeof *help; i++) {
+        if (strcmp(name, help[i]) == 0) return 1;
+    }
+    return 0;
 }
 
 /* What the operation did before it failed is what it says. */
@@ -117,33 +121,66 @@ static void test_operations(void) {
     where[0] = 0;
 }
 
-/* ---------------------------------------------------------------- laying out, waiting */
+/* ---------------------------------------------------------------- laying out, joining, waiting */
 
-static void test_format(void) {
+static void test_create(void) {
     sr_table_config table = table_config(SR_SEL_UNIFORM, SR_SEL_FIFO, 10, 2);
     sr_store_config cfg = {.capacity_bytes = 1u << 20, .generation = 7, .config_bytes = 2,
                            .n_arenas = 2, .n_participants = 4, .n_sessions = 8, .n_tables = 1};
     for (uint32_t n = 1;; n++) {
-        sr_store st = {.bytes = sr_store_bytes(&cfg, &table),
-                       .fd = memfd_create("table", MFD_CLOEXEC)};
-        CHECK(st.fd >= 0 && ftruncate(st.fd, (off_t)st.bytes) == 0);
-        st.base = mmap(NULL, st.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, st.fd,
-                       0);
-        CHECK(st.base != MAP_FAILED && n < POINTS_MAX);
+        uint64_t bytes = sr_store_bytes(&cfg, &table);
+        int fd = memfd_create("table", MFD_CLOEXEC);
+        CHECK(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && n < POINTS_MAX);
+        sr_store st, other;
         arm(n);
-        int rc = sr_store_format(&st, &cfg, &table, "{}");
+        int rc = sr_store_map(&st, fd, bytes);
+        if (rc == SR_OK) rc = sr_store_format(&st, &cfg, &table, "{}");
         const char *point = failed;
         arm(0);
         if (point != NULL && !is_help_only(point)) {
-            sr_store other = {.base = st.base, .bytes = st.bytes, .fd = st.fd};
-            CHECK(rc != SR_OK && sr_store_attach(&other) == SR_WOULD_BLOCK); /* nobody joins it */
+            CHECK(rc != SR_OK && (st.base != NULL || strcmp(point, "mmap") == 0));
+            CHECK(sr_store_map(&other, fd, bytes) == SR_OK);
+            CHECK(sr_store_attach(&other) == SR_WOULD_BLOCK); /* nobody joins it */
+            sr_store_unmap(&other);
         } else {
             CHECK(rc == SR_OK);
             check_store(&st);
         }
-        store_drop(&st);
-        if (point == NULL) return;
+        sr_store_unmap(&st);
+        CHECK(close(fd) == 0);
+        if (point != NULL) continue;
+        CHECK(n > 4);
+        return;
     }
+}
+
+static void test_join(void) {
+    world w;
+    world_make(&w, &KINDS[1], 4);
+    contents_read(&w.st, &w.before);
+    for (uint32_t n = 1;; n++) {
+        sr_store other;
+        arm(n);
+        int rc = sr_store_map(&other, w.st.fd, w.st.bytes);
+        if (rc == SR_OK) rc = sr_store_attach(&other);
+        const char *point = failed;
+        arm(0);
+        CHECK(n < POINTS_MAX);
+        CHECK((rc == SR_OK) == (point == NULL || is_help_only(point)));
+        if (rc == SR_OK) {
+            world seen = w;
+            seen.st = other;
+            unchanged(&(operation){.effect = NOTHING}, &seen);
+        } else {
+            CHECK(rc == SR_SYS && other.hdr == NULL);
+        }
+        sr_store_unmap(&other);
+        if (point != NULL) continue;
+        CHECK(n > 5); /* the mapping, two pieces of advice, two lists, the pages */
+        break;
+    }
+    leaves_nothing(&w);
+    world_drop(&w);
 }
 
 /* A wait that the kernel refuses ends at once, and is counted neither before nor after. */
@@ -226,7 +263,8 @@ static void test_repair(void) {
 int main(void) {
     CHECK(atexit(say_where) == 0);
     test_operations();
-    test_format();
+    test_create();
+    test_join();
     test_wait();
     test_long_trajectory();
     test_repair();

@@ -17,10 +17,10 @@
 static sr_header header;
 
 static sr_store segment(void) {
-    sr_store st = {.bytes = BYTES, .fd = memfd_create("test_huge", MFD_CLOEXEC)};
-    CHECK(st.fd >= 0 && ftruncate(st.fd, BYTES) == 0);
-    st.base = sr_map(st.fd, BYTES);
-    CHECK(st.base != NULL);
+    sr_store st;
+    int fd = memfd_create("test_huge", MFD_CLOEXEC);
+    CHECK(fd >= 0 && ftruncate(fd, BYTES) == 0);
+    CHECK(sr_store_map(&st, fd, BYTES) == SR_OK);
     st.hdr = &header;
     st.shape.capacity_bytes = BYTES;
     return st;
@@ -111,10 +111,11 @@ static void test_elsewhere(void) {
 }
 
 static void test_bad_maps(void) {
-    errno = 0;
-    CHECK(sr_map(-1, BYTES) == NULL && errno == EBADF);
-    CHECK(sr_map(-1, UINT64_MAX) == NULL);
-    CHECK(sr_map(0, 1ull << 62) == NULL && errno == ENOMEM);
+    sr_store st;
+    CHECK(sr_store_map(&st, -1, BYTES) == SR_SYS && sr_last_detail()->sys_errno == EBADF);
+    CHECK(sr_store_map(&st, 0, UINT64_MAX) == SR_SYS && sr_last_detail()->sys_errno == ENOMEM);
+    CHECK(sr_store_map(&st, 0, 1ull << 62) == SR_SYS && sr_last_detail()->sys_errno == ENOMEM);
+    CHECK(st.base == NULL);
 }
 
 int main(void) {

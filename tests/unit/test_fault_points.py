@@ -1,12 +1,15 @@
 """What the system refuses while a server or a client is made: files, address space, file sizes.
 
-A limit is set that allows nothing more, and raised step by step until all goes well. After each
-failure nothing is left behind, neither a descriptor nor a file, and without the limit it works.
-What fails inside the core: `native/test_fault_points.c`.
+A limit is set that allows nothing more, and raised step by step until all goes well. Then single
+system calls fail, the first, the second and so on, until there is none that has not. After each
+failure nothing is left behind, neither a descriptor nor a file, and without it all works. What
+fails inside the core, mapping among it: `native/test_fault_points.c`.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import gc
 import os
 import resource
@@ -19,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import posix_ipc
 import pytest
 
 import shmreplay as reverb
-from shmreplay import errors, rate_limiters, selectors
+from shmreplay import errors, ports, rate_limiters, selectors
 
 MIB = 1 << 20
 STARVED_SECONDS = 5.0
@@ -186,3 +190,120 @@ def test_clients(kind: str, run_processes: Run, unique_name: Callable[[], str]) 
         assert failures > 0
         server.check()
         use(name)
+
+
+# ---------------------------------------------------------------- single system calls
+
+
+FALLIBLE: Sequence[tuple[Any, str]] = (
+    (posix_ipc, "SharedMemory"),  # shm_open and ftruncate
+    (posix_ipc, "unlink_shared_memory"),
+    *((os, name) for name in ("open", "lstat", "fstat", "pread", "fchmod", "statvfs", "listdir")),
+    *((os, name) for name in ("unlink", "write", "fsync", "stat")),
+    *((fcntl, name) for name in ("lockf", "fcntl", "flock")),
+)
+"""What creating a store and attaching to one ask of the system, outside of the core."""
+
+HELP_ONLY = {"unlink", "unlink_shared_memory"}
+"""Of what goes away at the end: the next one of its name replaces what is left."""
+
+
+class Faults:
+    """Makes the n-th of these calls of the main thread fail."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.at = 0
+        self.passed = 0
+        self.failed: str | None = None
+        for module, name in FALLIBLE:
+            patch.setattr(module, name, self._failing(name, getattr(module, name)))
+
+    def _failing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def failing(*args: Any, **options: Any) -> Any:
+            if self.at and threading.current_thread() is threading.main_thread():
+                self.passed += 1
+                if self.passed == self.at:
+                    self.failed = name
+                    raise OSError(errno.EIO, f"{name} was made to fail")
+            return call(*args, **options)
+
+        return failing
+
+    def arm(self, number: int) -> None:
+        self.at, self.passed, self.failed = number, 0, None
+
+
+def fail_each(faults: Faults, attempt: Callable[[], Any], left: Callable[[], Any]) -> list[str]:
+    """Gives what failed on the way to the first attempt in which nothing does."""
+    names: list[str] = []
+    expected = left()
+    for number in range(1, 200):
+        faults.arm(number)
+        try:
+            attempt()
+        except REFUSALS as error:
+            assert faults.failed is not None, "it failed by itself"
+            del error
+        failed = faults.failed
+        faults.arm(0)
+        gc.collect()
+        assert left() == expected or failed in HELP_ONLY, f"{failed}, call {number}: {left()}"
+        if failed is None:
+            return names
+        names.append(failed)
+    raise AssertionError(f"no end after {names}")
+
+
+@pytest.mark.parametrize("kind", ["shared memory", "file"])
+def test_each_system_call_of_a_server(
+    kind: str, monkeypatch: pytest.MonkeyPatch, unique_name: Callable[[], str], tmp_path: Path
+) -> None:
+    name = unique_name()
+    path = str(tmp_path / "store") if kind == "file" else None
+    faults = Faults(monkeypatch)
+    monkeypatch.setattr(ports, "stores_on", lambda *_: [])  # others come and go meanwhile
+
+    def make() -> None:
+        table = reverb.Table(
+            "t", selectors.Uniform(), selectors.Fifo(), 100, rate_limiters.MinSize(1)
+        )
+        with reverb.Server([table], name=name, capacity=2 * MIB, path=path):
+            faults.at = 0  # stopping it is no part of this
+            if faults.failed is None:
+                use(name)
+
+    def left() -> tuple[int, int, list[str], list[str]]:
+        # A lease that could not be locked may be another's: it stays, and is used by the next.
+        files = [file for file in left_of(name) if not file.endswith(".lease")]
+        return descriptors(), threads_alive(), files, os.listdir(tmp_path)
+
+    names = fail_each(faults, make, left)
+    assert len(names) > 10
+    assert {"SharedMemory", "lockf", "fstat"} <= set(names)
+    make()
+
+
+def test_each_system_call_of_a_client(
+    monkeypatch: pytest.MonkeyPatch, run_processes: Run, unique_name: Callable[[], str]
+) -> None:
+    name = unique_name()
+    with serve(name):
+        (names,) = run_processes("spawn", [(attach_with_faults, (name,))])
+        use(name)
+    assert len(names) > 5
+    assert {"SharedMemory", "lockf", "fstat", "pread"} <= set(names)
+
+
+def attach_with_faults(result: Connection, name: str) -> None:
+    """Sends which calls failed, until a client attached without a failure."""
+    with pytest.MonkeyPatch.context() as patch:
+        faults = Faults(patch)
+
+        def join() -> None:
+            with reverb.Client(f"shm://{name}") as client:
+                client.server_info()
+                faults.at = 0  # leaving is no part of this
+
+        names = fail_each(faults, join, lambda: (descriptors(), threads_alive()))
+    use(name)
+    result.send(names)
