@@ -178,11 +178,12 @@ def verdict(lines: list[Line]) -> tuple[str, list[str]]:
     ratio, work = last.rate / first.rate, last.work / first.work
     others = max(first.others, last.others)
     if others > QUIET:
-        return UNDECIDED, [
+        why = (
             f"the machine was not the run's own: others had {others:.0%} of it, so that the rate"
             f" (last to first {ratio:.3f}) says little. For the same time of processors"
             f" {work:.3f} of the items were written. Run it again on a quiet machine"
-        ]
+        )
+        return UNDECIDED, [why]
     if ratio < LEAST_RATIO:
         return FAIL, [f"the rate fell to {ratio:.3f} of the first"]
     return PASS, []

@@ -289,10 +289,7 @@ class Channel:
         n_columns = reader.u16()
         if n_columns > limits.MAX_COLUMNS:
             raise ProtocolError(f"a step of {n_columns} columns")
-        named: list[tuple[int, int]] = [
-            reader.unpack(_NAMED)  # type: ignore[misc]
-            for _ in range(n_columns)
-        ]
+        named = [reader.unpack(_NAMED) for _ in range(n_columns)]
         rows, close = reader.unpack(_RUN)
         if not 1 <= rows <= limits.BRIDGE_RUN_STEPS or close > 1:
             raise ProtocolError(f"{rows} steps in a record; 1 to {limits.BRIDGE_RUN_STEPS}")
