@@ -17,7 +17,7 @@
 /* The right to write a checkpoint. SR_OK, SR_WOULD_BLOCK: somebody has it. No lock. */
 int sr_hold_claim(sr_store *st, uint32_t participant);
 /* Memory for what slots below `slots` of a stripe, counted over all tables, leave behind. SR_OK,
- * SR_NOSPACE, SR_SYS, SR_CORRUPT. */
+ * SR_NOSPACE, SR_SYS, SR_INVALID: there is no such stripe. */
 int sr_hold_prepare(sr_store *st, uint32_t stripe, uint64_t slots);
 /* Give back all that was left behind, and the right. Idempotent. Takes stripe and arena locks.
  * SR_OK, SR_CORRUPT, SR_SYS. */

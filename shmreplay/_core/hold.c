@@ -4,6 +4,7 @@
 #include "checkpoint.h"
 #include "fault.h"
 #include "lock.h"
+#include "shape.h"
 #include "steps.h"
 
 #include <fcntl.h>
@@ -13,6 +14,12 @@
 
 static sr_stripe *stripe_number(const sr_store *st, uint32_t i) {
     return (sr_stripe *)sr_known(st, st->shape.stripes_off) + i;
+}
+
+/* Where a stripe's array is, by what this process knows: read without a lock. */
+static uint64_t array_off(const sr_store *st, uint32_t i) {
+    const sr_stripe_shape *k = &st->stripes[i];
+    return k->slots_off + sr_align(k->slots_max * sizeof(sr_slot), SR_PAGE);
 }
 
 int sr_hold_claim(sr_store *st, uint32_t participant) {
@@ -45,10 +52,10 @@ uint64_t sr_hold_memory(const sr_store *st) {
 
 int sr_hold_prepare(sr_store *st, uint32_t stripe, uint64_t slots) {
     SR_GUARDED(st, SR_CORRUPT)
-    const sr_stripe *s = stripe_number(st, stripe);
-    if (slots == 0) return SR_OK;
-    uint64_t off = (uint64_t)((char *)sr_hold_parked(st, s) - st->base);
-    return sr_commit(st, off, slots * sizeof(uint64_t), 0);
+    if (stripe >= st->shape.n_stripes) return SR_INVALID;
+    const uint64_t most = st->stripes[stripe].slots_max, n = slots < most ? slots : most;
+    if (n == 0) return SR_OK;
+    return sr_commit(st, array_off(st, stripe), n * sizeof(uint64_t), 0);
 }
 
 /* Give back some of what was left behind, from place *at on. Under the lock. */
@@ -75,6 +82,7 @@ static int release_stripe(sr_store *st, sr_stripe *s) {
     while (more) {
         int rc = sr_lock(st, &s->lock);
         if (rc != SR_OK) return rc;
+        SR_ASSERT(sr_shape_stripe_ok(st, s));
         s->hold_seq = 0; /* nothing more is left behind */
         rc = drop_some(st, s, &at);
         if (rc != SR_OK) result = rc;
@@ -87,9 +95,9 @@ static int release_stripe(sr_store *st, sr_stripe *s) {
 
 /* The memory of a stripe's array: nobody looks at it until the next checkpoint. Where it cannot be
  * given back now, it is used again then: all of it is zero. */
-static void give_back(sr_store *st, const sr_stripe *s) {
-    uint64_t off = (uint64_t)((char *)sr_hold_parked(st, s) - st->base);
-    uint64_t bytes = sr_align(s->slots_max * sizeof(uint64_t), SR_PAGE);
+static void give_back(sr_store *st, uint32_t i) {
+    uint64_t off = array_off(st, i);
+    uint64_t bytes = sr_align(st->stripes[i].slots_max * sizeof(uint64_t), SR_PAGE);
     if (SR_FAULT_POINT("punch")) return;
     (void)fallocate(st->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)bytes);
 }
@@ -100,7 +108,7 @@ int sr_hold_release(sr_store *st) {
     for (uint32_t i = 0; i < st->shape.n_stripes; i++) {
         sr_stripe *s = stripe_number(st, i);
         int rc = release_stripe(st, s);
-        if (rc == SR_OK) give_back(st, s);
+        if (rc == SR_OK) give_back(st, i);
         else result = rc;
     }
     /* SYNC POINT: release: whoever claims it next finds nothing left behind. */
