@@ -30,6 +30,12 @@ from tests.conftest import free_port
 RecordProperty = Callable[[str, object], None]
 
 KILLS = int(os.environ.get("BRIDGE_KILLS", "1"))
+INSERTS = int(os.environ.get("BRIDGE_INSERTS", "0"))
+
+
+def inserts_a_step(kills: int) -> int:
+    """So many that all ways make about `INSERTS`: a kill comes after seven steps on average."""
+    return max(50, INSERTS // (len(WAYS) * 7 * kills))
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ def test_each_insert_is_there_exactly_once_and_in_order(
     killed: Callable[..., KilledServer], way: str, cuts: bool, record_property: RecordProperty
 ) -> None:
     server = killed()
-    done = 0
+    done, each = 0, inserts_a_step(KILLS)
     with ExitStack() as stack:
         port = server.port
         if cuts:
@@ -74,8 +80,8 @@ def test_each_insert_is_there_exactly_once_and_in_order(
         killer = Killer(server.replace, KILLS, seed=len(way) + cuts)
         stack.callback(killer.join)
         while not killer.over:
-            WAYS[way](client, done, 50)
-            done += 50
+            WAYS[way](client, done, each)
+            done += each
             killer.step()
     assert server.kills == KILLS
     assert ids_in(server.name) == list(range(done))
@@ -289,7 +295,7 @@ def test_each_insert_is_there_exactly_once_although_the_bridge_s_process_is_kill
     workers: reverb.Server, way: str, record_property: RecordProperty
 ) -> None:
     """Each process has a client, and each is killed in turn."""
-    done = [0, 0]
+    done, each = [0, 0], inserts_a_step(2 * KILLS)
     with ExitStack() as stack:
         clients = [connect(workers.port, stack) for _ in range(WORKERS)]
         turn = iter(range(1000))
@@ -297,8 +303,8 @@ def test_each_insert_is_there_exactly_once_although_the_bridge_s_process_is_kill
         stack.callback(killer.join)
         while not killer.over:
             for i, client in enumerate(clients):
-                WAYS[way](client, i * 1_000_000 + done[i], 50)
-                done[i] += 50
+                WAYS[way](client, i * 1_000_000 + done[i], each)
+                done[i] += each
                 killer.step()
     ids = ids_in(workers.name)
     assert [x for x in ids if x < 1_000_000] == list(range(done[0]))
