@@ -57,7 +57,7 @@ from shmreplay.pattern_plan import (
     used_columns,
     without_values,
 )
-from shmreplay.spec import DTYPE_OF_CODE, dtype_code, dtype_name, shape_text
+from shmreplay.spec import DTYPE_OF_CODE, dtype_code, dtype_name, dtype_of, fit_text, shape_text
 from shmreplay.tree import flatten, flatten_with_path, is_nested
 
 __all__ = [

@@ -38,7 +38,10 @@ __all__ = [
 ]
 
 FORMAT: Final = "shmreplay checkpoint"
-VERSION: Final = 1
+VERSION: Final = 2
+"""What is written. Version 1 is as this one, but has no columns of text."""
+
+_READABLE: Final = (1, VERSION)
 MANIFEST: Final = "manifest.json"
 INDEX: Final = "index.bin"
 EPISODES: Final = np.dtype("<u8")
@@ -273,10 +276,10 @@ class Reader:
                 f"{path} at offset 0: is not the manifest of a checkpoint; expected one. Use the"
                 " directory of another."
             )
-        if content.get("version") != VERSION:
+        if content.get("version") not in _READABLE:
             raise CheckpointError(
-                f"{path} at offset 0: Got format version {content.get('version')!r}; expected"
-                f" {VERSION}. Use the version of shmreplay that wrote it."
+                f"{path} at offset 0: Got format version {content.get('version')!r}; expected one"
+                f" of {list(_READABLE)}. Use the version of shmreplay that wrote it."
             )
         return content
 

@@ -18,7 +18,7 @@ from shmreplay.drawing import Borrowed
 from shmreplay.inserting import batch_columns, check_priorities, checked_priorities
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.sampler import Sampler
-from shmreplay.spec import DTYPE_CODES
+from shmreplay.spec import dtype_code
 from shmreplay.structured_writer import Config, StructuredWriter
 from shmreplay.trajectory_writer import TrajectoryWriter, checked_keep_alive
 from shmreplay.writer import Writer
@@ -98,7 +98,8 @@ class Client(ClientTables):
         else:
             prio = checked_priorities(priorities, n)
             check_priorities(connection, table, number, prio)
-        leaves = [(DTYPE_CODES[c.dtype], c.shape[1:], True) for c in columns]
+        columns = connection.fit_texts(number, columns)
+        leaves = [(dtype_code(c.dtype), c.shape[1:], True) for c in columns]
         connection.check_signature(number, leaves)
         schema = connection.intern(data, leaves)
         keys = np.zeros(n, np.uint64)

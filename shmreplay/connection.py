@@ -31,6 +31,7 @@ from shmreplay.binding_support import table_not_found
 from shmreplay.checkpoint import Saved, save
 from shmreplay.checkpointers import CheckpointSettings
 from shmreplay.item_schema import ItemSchema, Leaf
+from shmreplay.spec import fit_text
 from shmreplay.store import Store
 from shmreplay.table import Changeable, TableConfig
 from shmreplay.table_checks import checked_compress
@@ -361,6 +362,46 @@ class Connection:
             )
         check = self._checks[number]
         return None if check is None else check(leaves)
+
+    def fit_texts(self, number: int, columns: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Pads the columns of text to the widths of the table's signature, if it has one.
+
+        Args:
+            number: Of the table.
+            columns: Of an item, or of a batch of them, in the order of the signature's leaves.
+
+        Raises:
+            SignatureError: A text is longer.
+        """
+        if not any(column.dtype.kind in "SU" for column in columns):
+            return columns
+        signature = self.configs[number].signature()
+        specs = [] if signature is None else tree.flatten_with_path(signature)
+        if len(specs) != len(columns):
+            return columns  # which check_signature says better
+        return [
+            fit_text(column, spec.dtype, path)
+            for column, (path, spec) in zip(columns, specs, strict=True)
+        ]
+
+    def text_dtype(self, path: tree.Path, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The dtype of a writer's column of text.
+
+        Args:
+            path: Of the column.
+            dtype: Of its first value.
+
+        Returns:
+            What the signatures of the tables have at this path, if they have text of this kind, of
+            one width that is enough; else that of the first value.
+        """
+        found = set()
+        for config in self.configs:
+            for where, spec in tree.flatten_with_path(config.signature()):
+                if where == path and spec is not None and spec.dtype.kind == dtype.kind:
+                    found.add(spec.dtype)
+        wanted = found.pop() if len(found) == 1 else dtype
+        return wanted if wanted.itemsize >= dtype.itemsize else dtype
 
     def checkpoint(self) -> str:
         """Writes a checkpoint as the store's server was told to, and returns its path.

@@ -37,14 +37,15 @@ class ElementSpec:
     """What one leaf of a dataset's elements looks like."""
 
     dtype: np.dtype[Any]
-    """Of its arrays."""
+    """Of its arrays; object stands for text of any width."""
 
     shape: tuple[int | None, ...] | None
     """Of its arrays, None for a size that is not known; None alone: not even the rank is."""
 
     def accepts(self, dtype: np.dtype[Any], shape: Sequence[int | None]) -> bool:
         """Returns whether arrays of this dtype and shape may be such a leaf."""
-        return dtype == self.dtype and (self.shape is None or shape_matches(self.shape, shape))
+        same = dtype == self.dtype or (self.dtype == object and dtype.kind in "SU")
+        return same and (self.shape is None or shape_matches(self.shape, shape))
 
     def __str__(self) -> str:
         """Returns the text that messages have."""
@@ -346,8 +347,10 @@ def element_specs(dtypes: Any, shapes: Any) -> Any:
 def _join(dtypes: Any, shapes: Any, path: tree.Path) -> Any:
     if not tree.is_nested(dtypes):
         unknown = shapes is None or getattr(shapes, "rank", 0) is None  # a tf.TensorShape(None)
-        spec = TensorSpec(() if unknown else shapes, dtypes)
-        return ElementSpec(spec.dtype, None if unknown else spec.shape)
+        any_text = _is_any_text(dtypes)
+        spec = TensorSpec(() if unknown else shapes, "S1" if any_text else dtypes)
+        dtype = np.dtype(object) if any_text else spec.dtype
+        return ElementSpec(dtype, None if unknown else spec.shape)
     if isinstance(dtypes, Mapping):
         if not isinstance(shapes, Mapping) or dtypes.keys() != shapes.keys():
             raise _differ(dtypes, shapes, path)
@@ -356,6 +359,13 @@ def _join(dtypes: Any, shapes: Any, path: tree.Path) -> Any:
         raise _differ(dtypes, shapes, path)
     parts = [_join(*both, (*path, i)) for i, both in enumerate(zip(dtypes, shapes, strict=True))]
     return type(dtypes)._make(parts) if hasattr(dtypes, "_fields") else tuple(parts)
+
+
+def _is_any_text(dtype: Any) -> bool:
+    """Is it tf.string, or what numpy has for text without a width?"""
+    if getattr(dtype, "as_numpy_dtype", dtype) is object:
+        return True
+    return dtype in (str, bytes, "S", "U") or dtype == np.dtype(object)
 
 
 def _differ(dtypes: Any, shapes: Any, path: tree.Path) -> errors.InvalidArgumentError:

@@ -15,7 +15,7 @@ from shmreplay.batches import item_arrays
 from shmreplay.binding_support import bad_priority
 from shmreplay.connection import Connection
 from shmreplay.extensions import ExtensionItem, TableExtension
-from shmreplay.spec import DTYPE_CODES
+from shmreplay.spec import dtype_code
 from shmreplay.table import Table
 
 __all__ = ["ExtensionThread"]
@@ -72,7 +72,7 @@ class _Source:
         self._connection.check_signature(
             number,
             [
-                (DTYPE_CODES[c.dtype], c.shape if squeezed else (length, *c.shape), squeezed)
+                (dtype_code(c.dtype), c.shape if squeezed else (length, *c.shape), squeezed)
                 for c, (length, squeezed, _) in zip(columns, batch.columns(index), strict=True)
             ],
         )

@@ -15,7 +15,7 @@ from shmreplay import errors, limits, tree
 from shmreplay.binding_support import as_array, bad_priority
 from shmreplay.connection import Connection
 from shmreplay.item_schema import Leaf
-from shmreplay.spec import DTYPE_CODES
+from shmreplay.spec import DTYPE_CODES, dtype_code, is_text
 from shmreplay.trajectory_writer import TrajectoryWriter
 
 __all__ = ["Inserter", "batch_columns", "check_priorities", "checked_priorities"]
@@ -140,11 +140,22 @@ class Inserter:
 
     def _insert_new(self, data: Any, targets: list[_Target], seconds: float | None) -> None:
         leaves = _item_leaves(data)
+        has_text = any(is_text(code) for code, _, _ in leaves)
+        if has_text:
+            data = self._fit_texts(data, targets)
+            leaves = _item_leaves(data)
         for number, _, _ in targets:
             self.connection.check_signature(number, leaves)
         each = self._take(data)
         writer = each.writer
         try:
+            if has_text and not writer.columns:
+                # Else they would be as wide as another table's signature says.
+                for (path, _), (code, shape, _) in zip(
+                    tree.flatten_with_path(data), leaves, strict=True
+                ):
+                    writer.declare_column(path, code, shape[1:])
+                writer.structure_grew(data)
             writer.append(data)
             item = tree.map_structure_with_path(lambda path, _: writer.last_of(path), data)
             for number, table, _ in targets:
@@ -163,6 +174,13 @@ class Inserter:
             each.schema = self.connection.intern(data, values)
             each.fits.update(number for number, _, _ in targets)
         self._give(each)
+
+    def _fit_texts(self, data: Any, targets: list[_Target]) -> Any:
+        """The data as arrays, its texts as wide as the tables' signatures say."""
+        columns = [as_array(leaf, path) for path, leaf in tree.flatten_with_path(data)]
+        for number, _, _ in targets:
+            columns = self.connection.fit_texts(number, columns)
+        return tree.unflatten_as(data, columns)
 
     def _insert_each(
         self,
@@ -221,7 +239,7 @@ def _item_leaves(data: Any) -> list[Leaf]:
                 f"data at {path} is None; expected an array. Leave the column out of the structure."
             )
         array = as_array(leaf, path)
-        leaves.append((DTYPE_CODES[array.dtype], (1, *array.shape), False))
+        leaves.append((dtype_code(array.dtype, path), (1, *array.shape), False))
     return leaves
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shmreplay import _native, errors, tree
-from shmreplay.spec import DTYPE_OF_CODE, TensorSpec, dtype_name, shape_matches, shape_text
+from shmreplay.spec import TensorSpec, dtype_name, dtype_of, shape_matches, shape_text
 
 Leaf = tuple[int, tuple[int, ...], bool]
 """(dtype code, shape of one value, squeezed)."""
@@ -84,9 +84,11 @@ def decode(text: bytes) -> ItemSchema:
 
     def leaf_from_json(leaf: Any) -> int:
         match leaf:
-            case [int(code), list(shape), bool(squeezed)] if code in DTYPE_OF_CODE:
-                columns.append(Column(DTYPE_OF_CODE[code], tuple(shape), squeezed))
-                return len(columns) - 1
+            case [int(code), list(shape), bool(squeezed)]:
+                dtype = dtype_of(code)
+                if dtype is not None:
+                    columns.append(Column(dtype, tuple(shape), squeezed))
+                    return len(columns) - 1
         raise errors.InvalidArgumentError(f"leaf {leaf!r} is not [code, shape, squeezed]")
 
     try:
@@ -102,6 +104,12 @@ def _spec_text(dtype: Any, shape: Sequence[int | None]) -> str:
 
 def _describe(specs: Sequence[tuple[Any, Sequence[int | None]]]) -> str:
     return ", ".join(f"{i}: {_spec_text(d, s)}" for i, (d, s) in enumerate(specs))
+
+
+def _text_hint(got: Any, wanted: np.dtype[Any]) -> str:
+    if got is None or got == wanted or got.kind not in "SU" or wanted.kind not in "SU":
+        return ""
+    return f' Give the first step\'s text as np.array(x, "{wanted.str.lstrip("<>|=")}").'
 
 
 def make_signature_check(
@@ -125,7 +133,7 @@ def make_signature_check(
         )
 
     def check(leaves: Sequence[Leaf]) -> list[int | None] | None:
-        got = [(DTYPE_OF_CODE[code], shape) for code, shape, _ in leaves]
+        got = [(dtype_of(code), shape) for code, shape, _ in leaves]
         if len(got) != len(wanted):
             raise refuse(
                 f"The trajectory has {len(got)} columns but the table signature has "
@@ -138,7 +146,7 @@ def make_signature_check(
                 raise refuse(
                     f"The table expects column {i}{name} to be a "
                     f"{_spec_text(spec.dtype, spec.shape)} tensor but got a "
-                    f"{_spec_text(dtype, shape)} tensor.",
+                    f"{_spec_text(dtype, shape)} tensor.{_text_hint(dtype, spec.dtype)}",
                     got,
                 )
         return [

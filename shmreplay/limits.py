@@ -64,6 +64,9 @@ MAX_DIMS: Final = 8
 MAX_SPEC_DIMS: Final = MAX_DIMS + 1
 """Dimensions of a signature's leaf: those of a step's value and the leading time dimension."""
 
+MAX_TEXT_WIDTH: Final = 2**20
+"""Bytes or characters of text in one element: every element takes the whole width."""
+
 MAX_VALUE_BYTES: Final = 2**47
 """Bytes of one leaf: the user's share of the x86-64 address space, so that no product wraps."""
 

@@ -202,7 +202,7 @@ def check_names(
 ) -> None:
     """Refuses steps whose leaves have other names than those of a reference step.
 
-    Lists and tuples have no names, and go with any.
+    Lists and tuples have no names, and go with any; keys that are numbers are names.
 
     Args:
         paths: Where the leaves stand.
@@ -214,12 +214,19 @@ def check_names(
     for index, wanted in (field for config in fields for field in config):
         path = paths[index] if index < len(paths) else wanted
         names, known = ([part for part in p if isinstance(part, str)] for p in (path, wanted))
-        if names and known and names != known:
+        keyed = _has_numbers_as_keys(path, index) or _has_numbers_as_keys(wanted, index)
+        if (names and known and names != known) or (keyed and path != wanted):
             raise SignatureError(
                 f"Got a step whose leaf {index} is at {path!r}; expected {wanted!r}, as in the "
                 "reference step of the pattern. Leaves are known by their place: make the reference"
                 " step of the structure that is appended."
             )
+
+
+def _has_numbers_as_keys(path: tree.Path, index: int) -> bool:
+    """Is there a number in the path that no list has there?"""
+    # A leaf's place in any of the lists around it is at most its place among all leaves.
+    return any(isinstance(part, int) and part > index for part in path)
 
 
 def check_places(paths: Sequence[tree.Path], known: Sequence[tree.Path]) -> None:

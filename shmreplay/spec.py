@@ -7,12 +7,14 @@ and Gymnasium spaces. None of those packages is imported.
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shmreplay import tree
 from shmreplay.errors import ArgumentTypeError, InvalidArgumentError, SignatureError
@@ -20,6 +22,7 @@ from shmreplay.limits import (
     MAX_COLUMNS,
     MAX_SIGNATURE_JSON_BYTES,
     MAX_SPEC_DIMS,
+    MAX_TEXT_WIDTH,
     MAX_VALUE_BYTES,
 )
 
@@ -29,8 +32,12 @@ __all__ = [
     "TensorSpec",
     "as_signature",
     "as_spec",
+    "code_of",
     "dtype_code",
     "dtype_name",
+    "dtype_of",
+    "fit_text",
+    "is_text",
     "shape_matches",
     "shape_text",
     "signature_from_json",
@@ -49,25 +56,106 @@ DTYPE_CODES: Final[dict[np.dtype[Any], int]] = {
         start=1,
     )
 }
-"""The code of every supported dtype (native byte order)."""
+"""The code of every dtype of numbers (native byte order)."""
 
 DTYPE_OF_CODE: Final[dict[int, np.dtype[Any]]] = {code: dt for dt, code in DTYPE_CODES.items()}
 """The inverse of ``DTYPE_CODES``."""
 
 _DTYPE_OF_NAME: Final = {dt.name: dt for dt in DTYPE_CODES}
 
+# Text of a fixed width has the code of its kind in the lowest byte and the width above it.
+_TEXT_CODES: Final = {"S": 15, "U": 16}
+_TEXT_KINDS: Final = {code: kind for kind, code in _TEXT_CODES.items()}
+_CODE_BITS: Final = 8
+
 # TensorFlow's names where they differ from numpy's: Reverb's messages, which callers match, use it.
 _TF_NAMES: Final = {"float16": "half", "float32": "float", "float64": "double"}
 
-_SUPPORTED: Final = "bool, int8-64, uint8-64, float16/32/64 or complex64/128"
+_SUPPORTED: Final = (
+    "bool, int8-64, uint8-64, float16/32/64, complex64/128 or text of a width such as S16 or U16"
+)
 
 
 def dtype_name(dtype: Any) -> str:
-    """Returns TensorFlow's name of a numpy dtype: ``double``, ``float``, ``half``, ``string``..."""
+    """Returns TensorFlow's name of a numpy dtype: ``double``, ``float``, ``half``, ``string``...
+
+    Text of a width has that added: ``string<S16>``.
+    """
     known: np.dtype[Any] = np.dtype(dtype)
+    if known.kind in "SU" and known.itemsize:
+        return f"string<{_numpy_name(known)}>"
     if known.kind in "OSUT":
         return "string"
     return _TF_NAMES.get(known.name, known.name)
+
+
+def _numpy_name(dtype: np.dtype[Any]) -> str:
+    """What ``np.dtype`` takes: numpy's own names of text say its bits."""
+    return dtype.str.lstrip("<>|=") if dtype.kind in "SU" else dtype.name
+
+
+def code_of(dtype: np.dtype[Any]) -> int | None:
+    """Returns the code of a dtype; None if it is not one that can be stored as it is."""
+    code = DTYPE_CODES.get(dtype)
+    if code is None and dtype.kind in _TEXT_CODES and dtype.isnative:
+        width = _width(dtype)
+        if 1 <= width <= MAX_TEXT_WIDTH:
+            return width << _CODE_BITS | _TEXT_CODES[dtype.kind]
+    return code
+
+
+@functools.lru_cache(maxsize=256)
+def _text_dtype(code: int) -> np.dtype[Any] | None:
+    kind, width = _TEXT_KINDS.get(code & (1 << _CODE_BITS) - 1), code >> _CODE_BITS
+    if kind is None or not 1 <= width <= MAX_TEXT_WIDTH:
+        return None
+    return np.dtype(f"{kind}{width}")
+
+
+def is_text(code: int) -> bool:
+    """Returns whether the code is that of text."""
+    return code >> _CODE_BITS > 0
+
+
+def dtype_of(code: int) -> np.dtype[Any] | None:
+    """Returns the dtype of a code; None if there is none. The code is not trusted."""
+    known = DTYPE_OF_CODE.get(code)
+    return _text_dtype(code) if known is None else known
+
+
+def _dtype_of_name(name: str) -> np.dtype[Any] | None:
+    if name[:1] in _TEXT_CODES and name[1:].isascii() and name[1:].isdigit() and len(name) < 10:
+        return _text_dtype(int(name[1:]) << _CODE_BITS | _TEXT_CODES[name[0]])
+    return _DTYPE_OF_NAME.get(name)
+
+
+def _width(dtype: np.dtype[Any]) -> int:
+    return dtype.itemsize // (4 if dtype.kind == "U" else 1)
+
+
+def fit_text(array: npt.NDArray[Any], dtype: np.dtype[Any], path: tree.Path) -> npt.NDArray[Any]:
+    """Returns text as the dtype of its column, padded as numpy pads it; other arrays as they are.
+
+    Args:
+        array: Any array.
+        dtype: Of the column that it goes into.
+        path: Where it stands in the data, for the message.
+
+    Raises:
+        SignatureError: A text is longer than the column is wide.
+    """
+    if array.dtype == dtype or dtype.kind not in _TEXT_CODES or array.dtype.kind != dtype.kind:
+        return array
+    fitted = array.astype(dtype)
+    if array.dtype.itemsize > dtype.itemsize and (fitted != array).any():
+        longest = int(np.char.str_len(array).max())
+        raise SignatureError(
+            f"Got a text of length {longest}{_where(path)}; expected at most"
+            f" {_width(dtype)}, the width of its column ({_numpy_name(dtype)}), which the"
+            " table's signature or the first step sets. Give a wider dtype there, for instance"
+            f' np.array(x, "{dtype.kind}{longest}").'
+        )
+    return fitted
 
 
 def shape_text(shape: Iterable[int | None]) -> str:
@@ -88,12 +176,14 @@ def _hint(dtype: np.dtype[Any]) -> str:
         return "Give each field as a leaf of its own, in a dict."
     match dtype.kind:
         case "O":
-            return "Convert it to numbers, for instance with np.asarray(x, dtype=np.float32)."
+            return (
+                "Convert it to numbers, for instance with np.asarray(x, dtype=np.float32), or to"
+                ' text of one width with np.array(x, "U16"), or "S16" for bytes.'
+            )
         case "S" | "U" | "T":
             return (
-                "Text has no fixed size. Give it as bytes of one width in an array of uint8:"
-                ' x = np.array(texts, "S16"), then x.view(np.uint8).reshape(*x.shape, 16); what is'
-                ' sampled is text again with .view("S16")[..., 0].'
+                f"Text takes a width of 1 to {MAX_TEXT_WIDTH}. Give the longest there can be, for"
+                ' instance np.dtype("U16"), or "S16" for bytes.'
             )
         case "M" | "m":
             return "Convert it to integers with .astype(np.int64)."
@@ -115,13 +205,18 @@ def dtype_code(dtype: Any, path: tree.Path | None = None) -> int:
     Raises:
         ArgumentTypeError: It is not one of the supported dtypes in native byte order.
     """
+    known = DTYPE_CODES.get(dtype) if isinstance(dtype, np.dtype) else None
+    if known is not None:
+        return known
     dtype = np.dtype(dtype)
-    code = DTYPE_CODES.get(dtype)
+    code = code_of(dtype)
     if code is not None:
         return code
     native = dtype.newbyteorder("=")
-    if native in DTYPE_CODES:
-        hint = f"Convert it to the byte order of this machine with .astype(np.{native.name})."
+    if code_of(native) is not None:
+        hint = (
+            f'Convert it to the byte order of this machine with .astype("{_numpy_name(native)}").'
+        )
     else:
         hint = _hint(dtype)
     raise ArgumentTypeError(
@@ -202,7 +297,7 @@ class TensorSpec:
     def __repr__(self) -> str:
         """Returns the call that would make this spec."""
         name = "" if self._name is None else f", name={self._name!r}"
-        return f"TensorSpec(shape={self._shape}, dtype={self._dtype.name}{name})"
+        return f"TensorSpec(shape={self._shape}, dtype={_numpy_name(self._dtype)}{name})"
 
 
 def _where(path: tree.Path | None) -> str:
@@ -248,12 +343,12 @@ def _checked_dtype(dtype: Any, path: tree.Path | None) -> np.dtype[Any]:
             f"Got the dtype {given!r}{_where(path)}; expected {_SUPPORTED}. Give one of these, for"
             " instance np.float32."
         ) from error
-    code = DTYPE_CODES.get(wanted.newbyteorder("="))
-    if code is None:
+    native: np.dtype[Any] = wanted.newbyteorder("=")
+    if code_of(native) is None:
         raise SignatureError(
             f"Got the dtype {wanted}{_where(path)}; expected {_SUPPORTED}. {_hint(wanted)}"
         )
-    return DTYPE_OF_CODE[code]
+    return native
 
 
 def as_spec(leaf: Any, path: tree.Path = ()) -> TensorSpec:
@@ -268,15 +363,19 @@ def as_spec(leaf: Any, path: tree.Path = ()) -> TensorSpec:
     """
     if type(leaf) is TensorSpec:
         return leaf
-    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    width = _width_of_space(leaf)
+    shape = () if width is not None else getattr(leaf, "shape", None)
+    dtype = getattr(leaf, "dtype", None)
     if shape is None or dtype is None or isinstance(leaf, type):
         raise SignatureError(
             f"Got {_described(leaf)} at {path!r} of a signature; expected something with a fixed"
             " shape and a dtype, such as shmreplay.spec.TensorSpec(shape, dtype), a numpy array,"
-            " a tf.TensorSpec, a dm_env spec, or a Gymnasium Box, Discrete, MultiDiscrete or"
-            " MultiBinary."
+            " a tf.TensorSpec, a dm_env spec, or a Gymnasium Box, Discrete, MultiDiscrete,"
+            " MultiBinary or Text."
         )
     name = getattr(leaf, "name", None)
+    if width is not None:
+        dtype = f"U{width}"
     spec = TensorSpec.__new__(TensorSpec)
     spec._set(shape, dtype, name if isinstance(name, str) else None, path)
     return spec
@@ -285,6 +384,14 @@ def as_spec(leaf: Any, path: tree.Path = ()) -> TensorSpec:
 def _described(leaf: Any) -> str:
     text = repr(leaf)
     return f"{text if len(text) <= 80 else text[:77] + '...'} of type {type(leaf).__name__}"
+
+
+def _width_of_space(leaf: Any) -> int | None:
+    """Returns how long texts of a Gymnasium Text space may be; None of anything else."""
+    kind = type(leaf)
+    if kind.__name__ == "Text" and kind.__module__.split(".", 1)[0] in ("gymnasium", "gym"):
+        return int(leaf.max_length)
+    return None
 
 
 def _nested_space(node: Any) -> Any:
@@ -344,7 +451,7 @@ def signature_to_json(signature: Any) -> str:
     """
 
     def leaf_to_json(spec: TensorSpec) -> list[Any]:
-        return [list(spec.shape), spec.dtype.name, spec.name]
+        return [list(spec.shape), _numpy_name(spec.dtype), spec.name]
 
     if signature is None:
         return "null"
@@ -366,8 +473,10 @@ def signature_from_json(text: str) -> Any:
 
     def leaf_from_json(leaf: Any) -> TensorSpec:
         match leaf:
-            case [list(shape), str(dtype), (str() | None) as name] if dtype in _DTYPE_OF_NAME:
-                return TensorSpec(shape, _DTYPE_OF_NAME[dtype], name)
+            case [list(shape), str(name_of_dtype), (str() | None) as name]:
+                dtype = _dtype_of_name(name_of_dtype)
+                if dtype is not None:
+                    return TensorSpec(shape, dtype, name)
         raise InvalidArgumentError(
             f"Got a signature with the leaf {leaf!r}; expected [shape, dtype, name]. It was"
             " damaged, or written by another version."

@@ -125,7 +125,7 @@ class TFClient:
 
         def put(names: Any, values: Any, *leaves: Any) -> None:
             self._client.insert(
-                list(leaves),
+                [_of_fixed_width(leaf) for leaf in leaves],
                 {as_text(n): float(p) for n, p in zip(names, values, strict=True)},
             )
 
@@ -159,3 +159,10 @@ class TFClient:
 
     def _op_name(self, name: str | None, what: str) -> str:
         return f"{self._name}_{what}" if name is None else name
+
+
+def _of_fixed_width(leaf: Any) -> Any:
+    """The value of a tensor; that of a string tensor, which comes as objects, as wide as it is."""
+    if isinstance(leaf, bytes) or leaf.dtype != object:
+        return leaf
+    return leaf.astype("S")

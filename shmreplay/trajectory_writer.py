@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from shmreplay import _native, errors, item_schema, limits, tree
 from shmreplay._native import TrajectoryColumn, WriterCore
 from shmreplay.binding_support import check_new_structure
@@ -100,6 +102,10 @@ class TrajectoryWriter(WriterCore):
         self._structure = merged(self._structure, paths_of(data), ())
         self.history_cache = None
         self._layout = None
+
+    def text_dtype(self, path: tree.Path, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The dtype of a new column of text: see `Connection.text_dtype`."""
+        return self._connection.text_dtype(path, dtype)
 
     # ------------------------------------------------------------------ history
 

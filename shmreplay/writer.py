@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmreplay import errors, limits, tree
-from shmreplay._native import logger
+from shmreplay._native import WriterCore, logger
 from shmreplay.binding_support import as_array, table_not_found
 from shmreplay.pattern_plan import StepWriter, check_places, relabelled
 from shmreplay.reverb_types import TableInfo
@@ -105,6 +105,8 @@ class Writer:
         """
         self._check_open("Append")
         flat = self._checked_step(data)
+        if not self._specs:
+            flat = [(path, self._wide_enough(path, leaf)) for path, leaf in flat]
         try:
             self._writer.append({i: leaf for i, (_, leaf) in enumerate(flat)})
         except errors.ReverbError as error:
@@ -136,6 +138,13 @@ class Writer:
         if self._specs:
             check_places([path for path, _ in flat], self._paths)
         return flat
+
+    def _wide_enough(self, path: tree.Path, leaf: Any) -> Any:
+        """A leaf of the first step; text as wide as the tables' signatures say."""
+        array = as_array(leaf, path)
+        if array.dtype.kind not in "SU" or not isinstance(self._writer, WriterCore):
+            return leaf
+        return array.astype(self._writer.text_dtype(path, array.dtype))
 
     def append_sequence(self, sequence: Any) -> None:
         """Appends as many steps as the leading axis of every leaf has rows.

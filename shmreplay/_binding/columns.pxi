@@ -39,7 +39,8 @@ cdef class Column:
     cdef int64_t mask
     cdef cell *ring
     cdef step_mark *marks
-    cdef object dtype, scalar_type  # what numpy gives for values of this type
+    cdef readonly object dtype      # what numpy gives for values of this type
+    cdef object scalar_type
 
     def __cinit__(self, tuple path, int code, tuple shape, int64_t keep, uint32_t number):
         cdef Py_ssize_t items = 1
@@ -53,7 +54,9 @@ cdef class Column:
             self.dims[i] = shape[i]
             items *= shape[i]
         self.dtype = dtype_from_code(code)
-        self.scalar_type = self.dtype.type if scalars_readable >> <uint32_t>code & 1 else None
+        self.scalar_type = None
+        if not is_text(code) and scalars_readable >> <uint32_t>code & 1:
+            self.scalar_type = self.dtype.type
         self.row_bytes = <uint64_t>items * <uint64_t>self.dtype.itemsize
         self.open_step = -1
         self.resize(keep)

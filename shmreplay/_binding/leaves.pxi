@@ -46,7 +46,7 @@ cdef const void *take_leaf(Column c, object leaf, Py_buffer *buf, char *scratch)
         raise errors.SignatureError(
             f"Tensor of wrong dtype provided for column {c.path}. Got {leaf} which does not fit "
             "int64.")
-    if not PyObject_CheckBuffer(leaf) or kind is bytes or kind is bytearray:
+    if not PyObject_CheckBuffer(leaf) or isinstance(leaf, (bytes, bytearray, str)):
         leaf = as_array(leaf, c.path)
     try:
         PyObject_GetBuffer(leaf, buf, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
@@ -59,6 +59,11 @@ cdef const void *take_leaf(Column c, object leaf, Py_buffer *buf, char *scratch)
         # Another byte order, for example.
         PyBuffer_Release(buf)
         leaf = as_array(leaf, c.path)
+        PyObject_GetBuffer(leaf, buf, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
+    if is_text(c.code) and dtype_code_of(buf) != c.code:
+        # The buffer keeps the array that it stands on.
+        PyBuffer_Release(buf)
+        leaf = fit_text(as_array(leaf, c.path), c.dtype, c.path)
         PyObject_GetBuffer(leaf, buf, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
     return check_leaf(c, leaf, buf)
 

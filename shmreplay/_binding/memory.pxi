@@ -108,6 +108,30 @@ cdef Window make_window(object owner, const void *base, size_t nbytes, bint read
 
 # ------------------------------------------------------------------ element types
 
+DEF TEXT_BYTES = 15  # lowest byte of the code of text, whose width is above it
+DEF TEXT_UCS4 = 16
+DEF TEXT_WIDTH_MAX = 1 << 20  # MAX_TEXT_WIDTH
+
+
+cdef inline bint is_text(int code) noexcept:
+    return code > TEXT_UCS4
+
+
+# The code of text from its format: a width, then s or w.
+cdef int text_code_of(const char *f) noexcept:
+    cdef int width = 0
+    while b"0" <= f[0] <= b"9" and width <= TEXT_WIDTH_MAX:
+        width = 10 * width + (f[0] - 48)  # the digit 0
+        f += 1
+    if width < 1 or width > TEXT_WIDTH_MAX or f[0] == 0 or f[1] != 0:
+        return 0
+    if f[0] == b"s":
+        return width << 8 | TEXT_BYTES
+    if f[0] == b"w":
+        return width << 8 | TEXT_UCS4
+    return 0
+
+
 # Codes as in shmreplay.spec; 0 means a type that is not stored.
 cdef int dtype_code_of(Py_buffer *b) noexcept:
     cdef const char *f = b.format
@@ -122,6 +146,8 @@ cdef int dtype_code_of(Py_buffer *b) noexcept:
         if f[1] == b"d" and f[2] == 0:
             return 14
         return 0
+    if b"0" <= f[0] <= b"9":
+        return text_code_of(f)
     if f[0] == 0 or f[1] != 0:
         return 0
     c = f[0]
@@ -150,8 +176,8 @@ cdef int dtype_code_of(Py_buffer *b) noexcept:
 
 def dtype_of_code(int code):
     """numpy dtype of a code of shmreplay.spec."""
-    return DTYPE_OF_CODE[code]
+    return dtype_of(code)
 
 
 cdef object dtype_from_code(int code):
-    return DTYPE_OF_CODE[code]
+    return dtype_of(code)

@@ -189,7 +189,14 @@ cdef class StepWriter(RowWriter):
             raise errors.SignatureError(
                 f"column {path}: a writer has at most {SR_COLUMNS_MAX} columns")
         keep, _ = self.configured.get(path, (self.keep_alive, None))
-        return Column(path, dtype_code(array.dtype, path), array.shape, keep, number)
+        cdef int code = dtype_code(array.dtype, path)
+        if is_text(code):
+            code = dtype_code(self.text_dtype(path, array.dtype), path)
+        return Column(path, code, array.shape, keep, number)
+
+    def text_dtype(self, path, dtype):
+        """The dtype of a new column of text, of which the first value has this dtype."""
+        return dtype
 
     cdef int write_row(self, Group group, list columns, list leaves) except -1:
         """Check all leaves, then copy them into the next row of the group and publish it.

@@ -22,7 +22,7 @@
 #include "layout_receipts.h"
 
 #define SR_MAGIC 0x3159414c50455253ULL /* "SREPLAY1" */
-#define SR_LAYOUT_VERSION 3u
+#define SR_LAYOUT_VERSION 4u
 #define SR_PAGE 4096u
 #define SR_LINE 64u
 #define SR_NONE 0xffffffffu /* no slot */

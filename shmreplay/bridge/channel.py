@@ -34,11 +34,10 @@ from shmreplay.bridge.protocol import (
 from shmreplay.bridge.receipts import Receipt
 from shmreplay.bridge.refusals import Refusals
 from shmreplay.bridge.scheduler import Task, Work
-from shmreplay.bridge.wire import Reader, Writer, steps_of_a_run
+from shmreplay.bridge.wire import Reader, Writer, checked_dtype, steps_of_a_run
 from shmreplay.connection import Connection
 from shmreplay.errors import ProtocolError
 from shmreplay.item_schema import ItemSchema
-from shmreplay.spec import DTYPE_OF_CODE
 from shmreplay.trajectory_writer import TrajectoryWriter
 
 __all__ = ["Channel"]
@@ -238,10 +237,13 @@ class Channel:
     def _column(self, reader: Reader) -> None:
         number, path = reader.u16(), _path(reader.text())
         code, ndim = reader.u8(), reader.u8()
-        if code not in DTYPE_OF_CODE or ndim > limits.MAX_DIMS:
-            raise ProtocolError(f"a column of dtype {code} and {ndim} dimensions")
+        code = reader.width(code)
+        dtype = checked_dtype(code)
+        if ndim > limits.MAX_DIMS:
+            raise ProtocolError(f"a column of {ndim} dimensions")
         shape = tuple(reader.u64() for _ in range(ndim))
-        if math.prod(shape) * DTYPE_OF_CODE[code].itemsize > limits.BRIDGE_MESSAGE_BYTES:
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes > limits.BRIDGE_MESSAGE_BYTES:
             raise errors.InvalidArgumentError(
                 f"column {path}: a value of shape {list(shape)} does not fit a message of at most"
                 f" {limits.BRIDGE_MESSAGE_BYTES} bytes"
@@ -255,7 +257,6 @@ class Channel:
         keep, rows = self._keeps.get(path, (self._keep, None))
         if path not in self._keeps:
             self._reserve(path, keep, rows)
-        nbytes = math.prod(shape) * DTYPE_OF_CODE[code].itemsize
         self.writer.configure_column(path, keep + steps_of_a_run(nbytes), rows)
         if number != expected or self.writer.declare_column(path, code, shape) != expected:
             raise ProtocolError(f"column {path} was declared twice")
@@ -299,7 +300,7 @@ class Channel:
             if number >= len(columns):
                 raise ProtocolError("a step has columns that were not declared")
             column, array = columns[number], reader.array()
-            if array.dtype != DTYPE_OF_CODE[column.code] or array.shape != (rows, *column.shape):
+            if array.dtype != column.dtype or array.shape != (rows, *column.shape):
                 raise ProtocolError(f"steps of column {column.path} do not fit it")
             arrays.append(array)
         numbers = tuple([number for number, _ in named])

@@ -25,7 +25,7 @@ from shmreplay.client import Client
 from shmreplay.connection import Connection
 from shmreplay.errors import ProtocolError
 from shmreplay.rate_limiters import RateLimiter
-from shmreplay.spec import DTYPE_CODES
+from shmreplay.spec import dtype_code
 from shmreplay.table import Changeable
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class Operations:
         columns = [_typed(reader.array(), c.dtype, (n, *c.shape)) for c in schema.columns]
         reader.finish()
         if known is None:
-            leaves = [(DTYPE_CODES[c.dtype], c.shape, True) for c in schema.columns]
+            leaves = [(dtype_code(c.dtype), c.shape, True) for c in schema.columns]
             self.connection.check_signature(number, leaves)
             known = schema, self.connection.intern(schema.structure, leaves)
             if len(self._structures) < _MOST_STRUCTURES and len(text) <= _SHORT_TEXT:

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 MAGIC: Final = b"SRB\x1a"
-VERSION: Final = 2
+VERSION: Final = 3
 """The one version that this package speaks. A peer that speaks none in common is told so."""
 
 HEADER: Final = struct.Struct("<4sHHIIQQQ")

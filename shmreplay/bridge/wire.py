@@ -14,13 +14,16 @@ import numpy.typing as npt
 from shmreplay import limits
 from shmreplay._native import Buffer
 from shmreplay.errors import InvalidArgumentError, ProtocolError
-from shmreplay.spec import DTYPE_CODES, DTYPE_OF_CODE
+from shmreplay.spec import DTYPE_CODES, DTYPE_OF_CODE, dtype_code, dtype_of
 
-__all__ = ["Reader", "Writer", "steps_of_a_run"]
+__all__ = ["Reader", "Writer", "checked_dtype", "steps_of_a_run"]
 
 INLINE: Final = 0
 PART: Final = 1
 LZ4: Final = 2
+
+_TEXT: Final = 15
+"""Codes of dtypes from here on are of text: the first byte, and the width in those above it."""
 
 _HEAD: Final = struct.Struct("<BBBB")
 _U8: Final = struct.Struct("<B")
@@ -102,7 +105,7 @@ class Writer:
 
     def array(self, array: npt.NDArray[Any]) -> None:
         """Appends a C-contiguous array of a known dtype. Large ones are not copied."""
-        code, shape = DTYPE_CODES[array.dtype], array.shape
+        code, shape = DTYPE_CODES.get(array.dtype) or dtype_code(array.dtype), array.shape
         if array.nbytes <= limits.BRIDGE_INLINE_BYTES:
             self.raw(code, shape, array.tobytes())
         else:
@@ -112,13 +115,17 @@ class Writer:
         """Appends an array by the code of its dtype, its shape, and its bytes."""
         nbytes = len(data)
         if nbytes <= limits.BRIDGE_INLINE_BYTES:
-            self.meta += _HEAD.pack(code, INLINE, len(shape), 0)
+            self.meta += _HEAD.pack(code & 0xFF, INLINE, len(shape), 0)
+            if code > _TEXT:
+                self.u32(code >> 8)
             self.meta += _DIMS[len(shape)].pack(*shape)
             self.meta += data
             return
         packed = _compressed(memoryview(data)) if self.compress else None
         codec = PART if packed is None else LZ4
-        self.meta += _HEAD.pack(code, codec, len(shape), 0)
+        self.meta += _HEAD.pack(code & 0xFF, codec, len(shape), 0)
+        if code > _TEXT:
+            self.u32(code >> 8)
         self.meta += _DIMS[len(shape)].pack(*shape)
         self.parts.append(data if packed is None else packed)
         self.nbytes += nbytes if packed is None else len(packed)
@@ -258,10 +265,12 @@ class Reader:
     def array(self) -> npt.NDArray[Any]:
         """An array. It may be read-only, and refer to the memory of the message."""
         code, codec, ndim, zero = self.unpack(_HEAD)
-        if code not in DTYPE_OF_CODE or ndim >= len(_DIMS) or codec > LZ4 or zero:
+        if ndim >= len(_DIMS) or codec > LZ4 or zero:
             raise ProtocolError(f"an array of dtype {code}, codec {codec}, {ndim} dimensions")
+        dtype = DTYPE_OF_CODE.get(code)
+        if dtype is None:
+            dtype = checked_dtype(self.width(code))
         shape = self.unpack(_DIMS[ndim])
-        dtype = DTYPE_OF_CODE[code]
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > self._budget or max(shape, default=0) > limits.MAX_VALUE_BYTES:
             raise ProtocolError(f"an array of shape {list(shape)} is larger than a message may be")
@@ -278,10 +287,22 @@ class Reader:
             raise ProtocolError(f"a part of {len(part)} bytes for an array of {nbytes}")
         return _array_of(part, shape, dtype)
 
+    def width(self, code: int) -> int:
+        """The code of a dtype whose first byte this is: that of text is followed by its width."""
+        return code if code < _TEXT else code | self.u32() << 8
+
     def finish(self) -> None:
         """Checks that nothing is left over."""
         if not self.at_end or self._next != len(self._parts):
             raise ProtocolError("a message is longer than what it says")
+
+
+def checked_dtype(code: int) -> np.dtype[Any]:
+    """The dtype of a code that came in a message."""
+    dtype = dtype_of(code)
+    if dtype is None:
+        raise ProtocolError(f"data of an unknown dtype {code & 0xFF}, width {code >> 8}")
+    return dtype
 
 
 def _decompressed(part: Any, nbytes: int) -> bytes:

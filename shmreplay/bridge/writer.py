@@ -269,8 +269,10 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             record.u8(Op.COLUMN)
             record.u16(stream.columns)
             record.text(_path_text(column.path))
-            record.u8(column.code)
+            record.u8(column.code & 0xFF)
             record.u8(len(column.shape))
+            if column.code > 0xFF:  # text
+                record.u32(column.code >> 8)
             for size in column.shape:
                 record.u64(size)
             stream.body.meta += record.meta

@@ -13,6 +13,7 @@ from shmreplay.bridge.protocol import Header, Kind
 from shmreplay.bridge.wire import Reader, Writer
 
 DEADLINE_MS = 20_000
+ONLY = (protocol.VERSION, protocol.VERSION)
 
 
 class Peer:
@@ -39,7 +40,7 @@ class Peer:
     def send(self, frames: Sequence[Any]) -> None:
         self.socket.send_multipart(list(frames))
 
-    def hello(self, generation: int = 0, versions: tuple[int, int] = (2, 2)) -> Header:
+    def hello(self, generation: int = 0, versions: tuple[int, int] = ONLY) -> Header:
         self.send(protocol.encode(Kind.HELLO, hello_body(self.identity, generation, versions)))
         return self.receive()[0]
 
@@ -62,7 +63,11 @@ class Peer:
                 return header.kind == Kind.REFUSED
 
 
-def hello_body(identity: bytes, generation: int = 0, versions: tuple[int, int] = (2, 2)) -> Writer:
+def hello_body(
+    identity: bytes,
+    generation: int = 0,
+    versions: tuple[int, int] = ONLY,
+) -> Writer:
     body = Writer()
     body.u16(versions[0])
     body.u16(versions[1])

@@ -62,14 +62,16 @@ def test_a_message_before_hello(server: reverb.Server, caplog: pytest.LogCapture
 
 def test_another_version(server: reverb.Server, caplog: pytest.LogCaptureFixture) -> None:
     with Peer(server.port) as peer:
-        assert peer.hello(versions=(3, 9)).kind == Kind.REFUSED
+        assert peer.hello(versions=(protocol.VERSION + 1, 9)).kind == Kind.REFUSED
     with Peer(server.port) as peer:
         peer.send([HEADER.pack(protocol.MAGIC, 1, Kind.HELLO, 0, 0, 0, 0, 0), b""])
         _, reader = peer.receive()
         error = protocol.decode_error(reader)
         assert type(error) is errors.VersionMismatchError
         assert "version 1" in str(error)
-    assert caplog.text.count("a peer was dropped") == 2
+    with Peer(server.port) as peer:
+        assert peer.hello(versions=(1, protocol.VERSION - 1)).kind == Kind.REFUSED
+    assert caplog.text.count("a peer was dropped") == 3
 
 
 def test_a_server_of_another_version(stack: Any) -> None:

@@ -93,7 +93,7 @@ def test_golden_messages_are_understood(bench: Bench) -> None:
                 bench.dispatcher.turn()
                 headers = [protocol.read_header(f[0]) for f in bench.sent.pop(peer)]
             assert [header.kind for header in headers] == [Kind.REPLY], name
-    assert bench.received(peer) == 18
+    assert bench.received(peer) == 19
     assert bench.take(peer, GOLDEN["bye"]) == []
     assert bench.received(peer) is None
 
@@ -117,7 +117,7 @@ def test_every_error_has_a_number_and_keeps_its_class() -> None:
 def test_arrays_of_all_types_and_sizes_come_back() -> None:
     rng = np.random.default_rng(0)
     for compress in (False, True):
-        for dtype in ("bool", "int8", "uint64", "float16", "float64", "complex128"):
+        for dtype in ("bool", "int8", "uint64", "float16", "float64", "complex128", "S3", "U5"):
             for shape in ((), (0,), (3, 0, 2), (7,), (1000, 3), (200, 300)):
                 for array in (np.zeros(shape, dtype), (rng.random(shape) * 9).astype(dtype)):
                     body = Writer(compress)

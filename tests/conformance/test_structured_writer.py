@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
-from shmreplay import structured, structured_writer
+from shmreplay import structured, structured_writer, tree
 from shmreplay.patterns import ConditionProto, Config, ModuloEq, PatternNode, Priority
 from shmreplay.spec import TensorSpec
 from shmreplay.structured import Condition, create_config, td_error
@@ -416,6 +416,29 @@ def test_a_first_step_with_other_names_than_the_reference_step_is_refused(
     spec = {name: reverb.TensorSpec((), np.int64) for name in first}
     with pytest.raises(reverb.errors.SignatureError, match="the reference step of the"):
         structured.infer_signature([by_pattern], spec)
+
+
+@pytest.mark.parametrize(
+    ("usual", "others"),
+    [
+        ({3: 1, 5: 2}, [{3: 1, 4: 2}, {5: 1, 6: 2}, [1, 2], {0: 1, 1: 2}]),
+        ({0: 1, 1: 2}, [{1: 1, 2: 2}, {0: 1, 2: 2}]),
+        ([[1], {"n": {7: 2}}], [[[1], {"n": {8: 2}}], [[1], {"n": [2]}]]),
+    ],
+)
+def test_keys_that_are_numbers_are_names(
+    client: reverb.Client, make_writer: Writers, usual: Any, others: list[Any]
+) -> None:
+    reference = structured.create_reference_step(usual)
+    writer = make_writer(client, config(tree.map_structure(lambda leaf: leaf[-1], reference)))
+    for other in others:
+        with pytest.raises(reverb.errors.SignatureError, match="the reference step of the"):
+            writer.append(other)
+    write(writer, [usual])
+    for other in others:
+        with pytest.raises(reverb.errors.SignatureError, match="known by their place"):
+            writer.append(other)
+    assert taken(client) == [[1, 2]]
 
 
 def test_a_step_may_be_one_leaf(client: reverb.Client, make_writer: Writers) -> None:

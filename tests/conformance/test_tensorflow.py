@@ -227,3 +227,45 @@ def test_sampling_with_wrong_dtypes(client: reverb.Client, tf: Any) -> None:
             tf_client.sample("free", dtypes)
     with pytest.raises(Exception, match="nope was not found"):
         tf_client.sample("nope", [tf.float32])
+
+
+# ------------------------------------------------------------------ text
+
+
+def test_text_is_of_strings(make_client: MakeClient, tf: Any) -> None:
+    signature = {"s": reverb.TensorSpec((1, 2), "S3"), "u": reverb.TensorSpec((1,), "U5")}
+    tables = [
+        reverb.Table(
+            name,
+            reverb.selectors.Fifo(),
+            reverb.selectors.Fifo(),
+            100,
+            reverb.rate_limiters.MinSize(1),
+            signature=signature if name == TABLE else None,
+        )
+        for name in (TABLE, "free")
+    ]
+    _, client = make_client(tables)
+    client.insert({"s": np.array([b"x", b"yy"]), "u": "\u0394x"}, {TABLE: 1.0})
+    address, count = client.server_address, {"max_samples": 1}
+    by_signature = reverb.TrajectoryDataset.from_table_signature(address, TABLE, 1, **count)
+    by_dtypes = reverb.TrajectoryDataset(
+        address,
+        TABLE,
+        {"s": tf.string, "u": tf.string},
+        {"s": (1, 2), "u": (1,)},
+        max_in_flight_samples_per_worker=1,
+        **count,
+    )
+    for dataset in (by_signature, by_dtypes):
+        assert dataset.element_spec.data["u"] == tf.TensorSpec((1,), tf.string)
+        (sample,) = list(dataset)
+        assert sample.data["s"].numpy().tolist() == [[b"x", b"yy"]]
+        assert sample.data["u"].numpy().tolist() == ["\u0394x".encode()]
+    tf_client = reverb.TFClient(address)
+    _, data = tf_client.sample(TABLE, [tf.string, tf.string])
+    assert data[0].numpy().tolist() == [b"x", b"yy"]
+    strings = [tf.constant("word"), tf.constant(["a", "bc"])]
+    tf_client.insert(strings, tf.constant(["free"]), tf.constant([1.0], tf.float64))
+    (item,) = client.fetch("free", client.keys("free"))
+    assert item.data[0].tolist() == [b"word"] and item.data[1].tolist() == [[b"a", b"bc"]]

@@ -1,4 +1,4 @@
-"""Messages as version 2 of the protocol writes them; `frames_v2.json` has their bytes.
+"""Messages as version 3 of the protocol writes them; `frames_v3.json` has their bytes.
 
 Run it to write that file anew, which only a new version of the protocol may ask for.
 """
@@ -16,15 +16,15 @@ from shmreplay.bridge import protocol
 from shmreplay.bridge.protocol import CHANGE, ITEM, LISTED, REFERENCE, REPLACE, SQUEEZED, Kind, Op
 from shmreplay.bridge.wire import Writer
 
-FILE = Path(__file__).with_name("frames_v2.json")
+FILE = Path(__file__).with_name("frames_v3.json")
 
 SCHEMA = '["dict",[["x",["leaf",[11,[3],false]]]]]'
 
 
 def hello() -> Writer:
     body = Writer()
-    body.u16(2)
-    body.u16(2)
+    body.u16(3)
+    body.u16(3)
     body.meta += bytes(range(16))
     body.u64(0)
     body.u64(0)
@@ -84,6 +84,39 @@ def write() -> Writer:
     body.i64(1)
     body.u8(Op.EPISODE)
     body.u8(1)
+    return body
+
+
+def write_text() -> Writer:
+    """Columns of text, and an item of theirs."""
+    body = Writer()
+    body.u32(1)
+    body.u64(3)
+    body.u64(2)
+    body.u32(0)
+    for number, (path, code) in enumerate((('["b"]', 15), ('["u"]', 16)), start=1):
+        body.u8(Op.COLUMN)
+        body.u16(number)
+        body.text(path)
+        body.u8(code)
+        body.u8(1)
+        body.u32(5)
+        body.u64(2)
+    body.u8(Op.ROWS)
+    body.u16(2)
+    for number in (1, 2):
+        body.u16(number)
+        body.u64(0)
+    body.u32(1)
+    body.u8(1)
+    body.array(np.array([[b"bytes", b"b"]]))
+    body.array(np.array([["\u0394text", ""]]))
+    body.u8(Op.SCHEMA)
+    body.u32(2)
+    body.text('["dict",[["b",["leaf",[1295,[2],false]]],["u",["leaf",[1296,[2],false]]]]]')
+    body.meta += ITEM.pack(Op.ITEM, 0, 2, 1.0, float("nan"), 2)
+    body.meta += REFERENCE.pack(1, 1, 0, 1, 0, 1)
+    body.meta += REFERENCE.pack(1, 2, 0, 1, 0, 1)
     return body
 
 
@@ -186,13 +219,14 @@ def messages() -> dict[str, list[bytes]]:
         "info": (Kind.INFO, numbers(("u16", 0)), 9),
         "stats": (Kind.STATS, Writer(), 10),
         "check": (Kind.CHECK, numbers(("u16", 0xFFFF)), 11),
-        "writer_close": (Kind.WRITER_CLOSE, numbers(("u32", 1)), 12),
-        "reset": (Kind.RESET, numbers(("u16", 0), ("u64", 3)), 13),
-        "list": (Kind.LIST, numbers(("u16", 0), ("u64", 0)), 14),
-        "fetch": (Kind.FETCH, keyed(False), 15),
-        "configure": (Kind.CONFIGURE, configure(), 16),
-        "writer_open_again": (Kind.WRITER_OPEN, numbers(("u32", 2), ("u32", 8), ("u8", 1)), 17),
-        "write_replacement": (Kind.WRITE, write_replacement(), 18),
+        "write_text": (Kind.WRITE, write_text(), 12),
+        "writer_close": (Kind.WRITER_CLOSE, numbers(("u32", 1)), 13),
+        "reset": (Kind.RESET, numbers(("u16", 0), ("u64", 3)), 14),
+        "list": (Kind.LIST, numbers(("u16", 0), ("u64", 0)), 15),
+        "fetch": (Kind.FETCH, keyed(False), 16),
+        "configure": (Kind.CONFIGURE, configure(), 17),
+        "writer_open_again": (Kind.WRITER_OPEN, numbers(("u32", 2), ("u32", 8), ("u8", 1)), 18),
+        "write_replacement": (Kind.WRITE, write_replacement(), 19),
         "ping": (Kind.PING, numbers(("u32", 1), ("u64", 9), ("u8", 1)), 0),
         "release": (Kind.RELEASE, numbers(("u64", 6)), 0),
         "cancel": (Kind.CANCEL, numbers(("u64", 6)), 0),

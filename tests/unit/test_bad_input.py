@@ -205,9 +205,8 @@ def test_a_new_column_beside_a_wrong_one_is_forgotten(world: World) -> None:
 
 UNSUPPORTED: list[tuple[Any, str, str]] = [
     (np.array([{}, None]), "object", "Convert it to numbers"),
-    (np.array(["a", "b"]), "U1", "Give it as bytes"),
-    (np.array([b"a", b"b"]), "S1", "Give it as bytes"),
-    (np.zeros(2, ">U3"), "U3", "Give it as bytes"),
+    (np.zeros(2, [("x", "S0")])["x"], "S0", "Text takes a width of 1 to"),
+    (np.array(["a", "b"], object), "object", 'np.array(x, "U16")'),
     (np.array(["2020-01-01", "NaT"], "datetime64[D]"), "datetime64[D]", "np.int64"),
     (np.array([1, 2], "timedelta64[s]"), "timedelta64[s]", "np.int64"),
     (np.zeros(2, np.longdouble), "float128", "np.float64"),
@@ -231,7 +230,7 @@ def test_a_dtype_that_cannot_be_stored(world: World, value: Any, name: str, hint
             client.insert_batch("uniform", {"x": leaf, "y": np.arange(len(leaf))})
 
 
-@pytest.mark.parametrize("leaf", ["text", b"bytes", {1, 2}, object(), 2**70, slice(1)], ids=repr)
+@pytest.mark.parametrize("leaf", [{1, 2}, object(), 2**70, slice(1)], ids=repr)
 def test_a_leaf_that_is_no_number(world: World, leaf: Any) -> None:
     with world.refuses(errors.ArgumentTypeError, "('n', 'w')"):
         world.writer.append({"a": 1, "n": {"w": leaf}})
@@ -1084,7 +1083,7 @@ def test_a_step_in_place_of_a_spec_that_does_not_fit(world: World) -> None:
         ({"a": spec([2], np.int64)}, errors.SignatureError, ("('a',)", "[]", "[2]")),
         ({"b": spec([None], np.int64)}, errors.SignatureError, ("('b',)", "full shape")),
         ({"a": {"x": spec([], np.int64)}}, errors.SignatureError, ("('a',)", "('a', 'x')")),
-        ({"b": np.array(["x"])}, errors.SignatureError, ("('b',)", "<U1")),
+        ({"b": np.array(["x"], object)}, errors.SignatureError, ("('b',)", "object")),
     ]
     for value, error, fragments in bad:
         with world.refuses(error, *fragments), writer.next_step(value):
@@ -1320,7 +1319,7 @@ def test_many_refusals_leak_nothing(world: World) -> None:
         (lambda: writer.append({**step(1), "a": 0.5}), errors.SignatureError),
         (lambda: writer.create_item("uniform", NAN, world.trajectory()), errors.PriorityError),
         (lambda: writer.create_item("signed", 1.0, world.trajectory()), errors.SignatureError),
-        (lambda: client.insert({"x": "no"}, {"uniform": 1.0}), errors.ArgumentTypeError),
+        (lambda: client.insert({"x": None}, {"uniform": 1.0}), errors.ArgumentTypeError),
         (lambda: client.insert({"x": 1.0}, {"signed": 1.0}), errors.SignatureError),
         (lambda: client.insert_batch("uniform", {"x": np.zeros(2)}, [1, NAN]), ValueError),
         (lambda: client.sample_batch("uniform", 1, out={}), errors.InvalidArgumentError),

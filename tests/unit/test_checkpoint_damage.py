@@ -294,7 +294,8 @@ def test_numbers_that_contradict_each_other_are_found(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda m: m.update(version=2),
+        lambda m: m.update(version=3),
+        lambda m: m.update(version=0),
         lambda m: m.update(tables="none"),
         lambda m: m["tables"][0]["settings"].update(max_size=-1),
         lambda m: m["tables"][0]["settings"].pop("name"),
@@ -323,6 +324,18 @@ def test_a_manifest_that_lies_is_found(
     write_manifest(copy, manifest)
     with pytest.raises(CheckpointError, match="at offset"):
         verify(copy)
+
+
+def test_the_version_before_is_read_as_well(
+    checkpoint: Path, tmp_path: Path, make_server: MakeServer
+) -> None:
+    copy = copy_of(checkpoint, tmp_path)
+    manifest = json.loads((copy / MANIFEST).read_text())
+    assert manifest["version"] == 2
+    write_manifest(copy, {**manifest, "version": 1})
+    verify(copy)
+    server = make_server(tables(), checkpointer=DefaultCheckpointer(tmp_path))
+    assert server.stats()["t/size"] > 0
 
 
 # ---------------------------------------------------------------- inspect

@@ -184,26 +184,3 @@ def test_threads_insert_steps_of_one_make_at_once(make_server: MakeServer) -> No
     values = sorted(int(data["a"][0]) for data in all_data(client))
     assert values == list(range(1600))
     server.check()
-
-
-@pytest.mark.parametrize(
-    "text", ["abc", b"abc", np.array(["a", "bc"]), np.array([b"a"]), np.str_()]
-)
-def test_text_is_refused_with_what_to_do(make_server: MakeServer, text: Any) -> None:
-    client = make_server([table()]).localhost_client()
-    for call in (
-        lambda: client.insert({"x": text}, {"t": 1.0}),
-        lambda: client.insert_batch("t", {"x": np.atleast_1d(text)}),
-        lambda: client.trajectory_writer(1).append({"x": text}),
-    ):
-        with pytest.raises(errors.ArgumentTypeError, match="Give it as bytes of one width"):
-            call()
-
-
-def test_text_goes_in_and_out_as_the_message_says(make_server: MakeServer) -> None:
-    client = make_server([table()]).localhost_client()
-    x = np.array(["one", "three", ""], "S16")
-    client.insert({"x": x.view(np.uint8).reshape(*x.shape, 16)}, {"t": 1.0})
-    batch = client.sample_batch("t", 2)
-    texts = batch.data["x"].view("S16")[..., 0]
-    assert texts.shape == (2, 1, 3) and (texts == x).all()

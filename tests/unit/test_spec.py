@@ -16,6 +16,7 @@ from shmreplay.limits import (
     MAX_NESTING,
     MAX_SIGNATURE_JSON_BYTES,
     MAX_SPEC_DIMS,
+    MAX_TEXT_WIDTH,
     MAX_VALUE_BYTES,
 )
 from shmreplay.spec import TensorSpec
@@ -92,8 +93,9 @@ def test_dtype_code_of_aliases() -> None:
     ("dtype", "hint"),
     [
         (np.dtype(object), "Convert it to numbers"),
-        (np.dtype("U3"), "array of uint8"),
-        (np.dtype("S3"), "array of uint8"),
+        (np.dtype("U0"), "Text takes a width"),
+        (np.dtype("S"), "Text takes a width"),
+        (np.dtype(("S", MAX_TEXT_WIDTH + 1)), "Text takes a width"),
         (np.dtype("datetime64[s]"), "np.int64"),
         (np.dtype("timedelta64[s]"), "np.int64"),
         (np.dtype(np.longdouble), "np.float64"),
@@ -112,11 +114,32 @@ def test_unsupported_dtypes(dtype: np.dtype[Any], hint: str) -> None:
         TensorSpec((), dtype)
 
 
+def test_codes_of_text_have_kind_and_width() -> None:
+    assert spec.dtype_code("S5") == 15 + 5 * 256 and spec.dtype_code("U7") == 16 + 7 * 256
+    for text in ("S1", "U1", f"S{2**20}", f"U{2**20}"):
+        assert spec.dtype_of(spec.dtype_code(text)) == np.dtype(text)
+        assert repr(TensorSpec((), text)) == f"TensorSpec(shape=(), dtype={text})"
+    for code in (0, 15, 16, 17 + 256, 15 + 256 * (2**20 + 1), -1, -15, 1 << 70):
+        assert spec.dtype_of(code) is None
+
+
+def test_signatures_of_text_survive_json() -> None:
+    signature = {"s": TensorSpec((None, 2), "S16"), "u": TensorSpec((), ">U3", "name")}
+    text = spec.signature_to_json(signature)
+    assert '"S16"' in text and '"U3"' in text
+    assert spec.signature_from_json(text) == signature
+    for damaged in ("S0", "S-1", "S", "U1 ", "U\u0661", "S99999999", "bytes128", "V3"):
+        with pytest.raises(InvalidArgumentError, match="leaf"):
+            spec.signature_from_json(text.replace("S16", damaged))
+
+
 def test_foreign_byte_order_is_an_error_for_data_and_native_in_a_spec() -> None:
     foreign = np.dtype(np.float32).newbyteorder("S")
-    with pytest.raises(ArgumentTypeError, match=r"astype\(np.float32\)"):
+    with pytest.raises(ArgumentTypeError, match=r'astype\("float32"\)'):
         spec.dtype_code(foreign)
     assert TensorSpec((), foreign) == TensorSpec((), np.float32)
+    with pytest.raises(ArgumentTypeError, match=r'astype\("U3"\)'):
+        spec.dtype_code(np.dtype("U3").newbyteorder("S"))
     assert TensorSpec((), foreign).dtype.isnative
 
 
@@ -132,8 +155,9 @@ def test_foreign_byte_order_is_an_error_for_data_and_native_in_a_spec() -> None:
         (np.complex64, "complex64"),
         (np.complex128, "complex128"),
         (object, "string"),
-        ("S4", "string"),
-        ("U4", "string"),
+        ("S", "string"),
+        ("S4", "string<S4>"),
+        (">U4", "string<U4>"),
         ("datetime64[s]", "datetime64[s]"),
     ],
 )
@@ -300,10 +324,15 @@ def test_signature_from_gymnasium_spaces() -> None:
     assert spec.as_signature(space["inner"]) == inner
 
 
+def test_a_gymnasium_text_is_as_wide_as_its_longest() -> None:
+    spaces = pytest.importorskip("gymnasium.spaces")
+    signature = spec.as_signature(spaces.Dict({"a": spaces.Text(5)}))
+    assert signature == {"a": TensorSpec((), "U5")}
+
+
 def test_gymnasium_spaces_without_a_fixed_shape() -> None:
     spaces = pytest.importorskip("gymnasium.spaces")
     for space in (
-        spaces.Text(5),
         spaces.Sequence(spaces.Discrete(2)),
         spaces.OneOf([spaces.Discrete(2), spaces.Box(0, 1, (1,))]),
     ):
