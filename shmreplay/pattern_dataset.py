@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from shmreplay.pattern_stream import NumpyPatternDataset, with_info
 from shmreplay.patterns import Config
@@ -17,6 +18,8 @@ class PatternDataset(NumpyPatternDataset):
 
     Of a `tf.data.Dataset` of steps it is a `tf.data.Dataset`, of any other iterable an iterable.
     """
+
+    __signature__: ClassVar = inspect.signature(NumpyPatternDataset)
 
     def __new__(cls, input_dataset: Any, *args: Any, **options: Any) -> Any:
         """Makes the dataset that goes with the input."""

@@ -20,6 +20,7 @@ __all__ = [
     "ConditionProto",
     "Config",
     "ConstantPriority",
+    "Message",
     "ModuloEq",
     "PatternNode",
     "Priority",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 
-class _Message:
+class Message:
     """Named fields that may be unset; equal by value."""
 
     _FIELDS: ClassVar[dict[str, Any]]
@@ -134,9 +135,9 @@ def _converted(owner: str, name: str, kind: Any, value: Any) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    if isinstance(value, _Message):
+    if isinstance(value, Message):
         return value._as_json()
-    if isinstance(value, list) and all(isinstance(v, _Message) for v in value):
+    if isinstance(value, list) and all(isinstance(v, Message) for v in value):
         return [v._as_json() for v in value]
     if isinstance(value, (int, float, str)):
         return value
@@ -150,7 +151,7 @@ class _Structure:
         return None
 
 
-class PatternNode(_Message):
+class PatternNode(Message):
     """One column of a pattern: a field of the step, and which steps of it, the newest being -1.
 
     With `start`: steps `start, start + step, ...` below `stop` (0: up to the newest), with a time
@@ -182,7 +183,7 @@ class PatternNode(_Message):
         return -((self.start - self.stop) // step)
 
 
-class ModuloEq(_Message):
+class ModuloEq(Message):
     """True where the left side leaves the remainder `eq` when it is divided by `mod`."""
 
     mod: int
@@ -190,7 +191,7 @@ class ModuloEq(_Message):
     _FIELDS: ClassVar[dict[str, Any]] = {"mod": int, "eq": int}
 
 
-class ConditionProto(_Message):
+class ConditionProto(Message):
     """A comparison; see `structured_writer.Condition`, which makes them."""
 
     step_index: bool
@@ -225,14 +226,14 @@ class ConditionProto(_Message):
     }
 
 
-class ConstantPriority(_Message):
+class ConstantPriority(Message):
     """The same priority for every item."""
 
     value: float
     _FIELDS: ClassVar[dict[str, Any]] = {"value": float}
 
 
-class TDErrorPriority(_Message):
+class TDErrorPriority(Message):
     """w * max(abs(x)) + (1 - w) * mean(abs(x)) over the values x of a field in the item."""
 
     max_priority_weight: float
@@ -240,7 +241,7 @@ class TDErrorPriority(_Message):
     _FIELDS: ClassVar[dict[str, Any]] = {"max_priority_weight": float, "flat_source_index": int}
 
 
-class Priority(_Message):
+class Priority(Message):
     """How an item gets its priority."""
 
     constant_fn: ConstantPriority
@@ -252,7 +253,7 @@ class Priority(_Message):
     _ONE_OF: ClassVar[dict[str, tuple[str, ...]]] = {"priority": ("constant_fn", "td_error")}
 
 
-class Config(_Message):
+class Config(Message):
     """A pattern, the table its items go to, when they are made, and with what priority."""
 
     flat: list[PatternNode]

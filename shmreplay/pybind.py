@@ -5,7 +5,9 @@ from __future__ import annotations
 from shmreplay._native import TrajectoryColumn as WeakCellRef
 from shmreplay.checkpointers import CheckpointSettings as Checkpointer
 from shmreplay.client import Client
+from shmreplay.extensions import TableExtension
 from shmreplay.rate_limiters import RateLimiter
+from shmreplay.reverb_types import selector_from_proto
 from shmreplay.sampler import Sampler
 from shmreplay.selectors import Fifo as FifoSelector
 from shmreplay.selectors import Heap as HeapSelector
@@ -32,11 +34,13 @@ __all__ = [
     "Server",
     "StructuredWriter",
     "Table",
+    "TableExtension",
     "TrajectoryWriter",
     "UniformSelector",
     "WeakCellRef",
     "Writer",
     "create_default_checkpointer",
+    "selector_from_proto",
 ]
 
 

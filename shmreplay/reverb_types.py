@@ -13,8 +13,12 @@ from shmreplay import protobuf, selectors
 from shmreplay.errors import InvalidArgumentError
 
 __all__ = [
+    "Fifo",
+    "Heap",
     "HeapOptions",
     "KeyDistributionOptions",
+    "Lifo",
+    "Prioritized",
     "PrioritizedOptions",
     "RateLimiterCallStats",
     "RateLimiterInfo",
@@ -23,12 +27,21 @@ __all__ = [
     "TableCounts",
     "TableInfo",
     "TableWorkerTime",
+    "Uniform",
     "insert_blocked_by",
     "sample_blocked_by",
+    "selector_from_proto",
 ]
 
 SelectorType: TypeAlias = selectors.Selector
 """A sampler or a remover."""
+
+# Reverb has the selectors here as well.
+Fifo = selectors.Fifo
+Heap = selectors.Heap
+Lifo = selectors.Lifo
+Prioritized = selectors.Prioritized
+Uniform = selectors.Uniform
 
 SpecNest: TypeAlias = Any
 """A signature: a structure of ``spec.TensorSpec``, or of what ``spec.as_signature`` takes."""
@@ -117,6 +130,26 @@ class KeyDistributionOptions:
         if group != "distribution":
             raise ValueError(f"Got the group {group!r}; expected 'distribution'.")
         return "heap" if self.kind in ("min_heap", "max_heap") else self.kind
+
+
+def selector_from_proto(s: Any) -> selectors.Selector:
+    """Returns the selector of a message.
+
+    Args:
+        s: `KeyDistributionOptions`: of an info, Reverb's own, or of ``cc``.
+
+    Raises:
+        InvalidArgumentError: It is of no kind.
+    """
+    kind = s.WhichOneof("distribution")
+    if kind == "heap":
+        kind = "min_heap" if s.heap.min_heap else "max_heap"
+    if kind not in selectors.KINDS:
+        raise InvalidArgumentError(
+            f"Got a selector of the kind {kind!r}; expected one of {list(selectors.KINDS)}. Set it."
+        )
+    exponent = s.prioritized.priority_exponent if kind == "prioritized" else 0.0
+    return selectors.from_kind(kind, exponent)
 
 
 @dataclasses.dataclass(frozen=True)

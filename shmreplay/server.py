@@ -31,11 +31,12 @@ from shmreplay.checkpointers import CheckpointerBase, CheckpointSettings
 from shmreplay.client import Client
 from shmreplay.connection import Connection
 from shmreplay.extension_thread import ExtensionThread
+from shmreplay.extensions import TableExtension as TableExtensionBase
 from shmreplay.rate_limiters import RateLimiter
 from shmreplay.store import Store
 from shmreplay.table import Table, checked_tables
 
-__all__ = ["Server"]
+__all__ = ["Server", "Table", "TableExtensionBase"]
 
 _log = logging.getLogger(__name__)
 

@@ -57,8 +57,12 @@ class TFClient:
 
         self._tf = tf
         self._name = name
-        self.server_address = server_address
         self._client = Client(server_address)
+
+    @property
+    def server_address(self) -> str:
+        """The address that it was made with."""
+        return self._client.server_address
 
     def sample(self, table: str, data_dtypes: Any, name: str | None = None) -> ReplaySample:
         """Samples the first step of an item.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, ClassVar
 
 from shmreplay.dataset import NumpyTrajectoryDataset
 from shmreplay.tf_client import tensorflow_is_installed
@@ -16,6 +17,8 @@ class TrajectoryDataset(NumpyTrajectoryDataset):
     Where TensorFlow is installed, making one gives the `tf.data.Dataset` of
     `integrations.tensorflow`, with the same arguments; `dataset.NumpyTrajectoryDataset` never does.
     """
+
+    __signature__: ClassVar = inspect.signature(NumpyTrajectoryDataset)
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         """Makes the dataset of TensorFlow where that is installed."""

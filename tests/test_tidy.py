@@ -42,7 +42,7 @@ LAYERS = [
     {"protobuf"},
     {"reverb_types"},
     {"table_config"},
-    {"binding_support", "table"},
+    {"binding_support", "cc", "table"},
     {"pattern_plan"},
     {"pattern_building"},
     {"pattern_signature"},
@@ -89,7 +89,7 @@ LAYERS = [
         "command_top",
     },
     {"cli", "metrics", "pybind", "reverb_server"},
-    {"__main__", "trajectory_dataset", "timestep_dataset", "pattern_dataset"},
+    {"__main__", "server_executable", "trajectory_dataset", "timestep_dataset", "pattern_dataset"},
 ]
 
 # What is imported only where it is called for, by functions: a client's way to other hosts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")
-DEADLINE = 120.0  # seconds; a run takes one or two
+DEADLINE = 280.0  # seconds; a run takes one or two, TensorFlow many more to start
 
 
 def run(name: str, *arguments: str) -> str:
@@ -69,3 +70,26 @@ def test_overlapping_sequences_hold_each_frame_once() -> None:
     (copied,) = numbers_after("every stack of every sequence copied:", output)
     assert once <= used < 1.1 * once
     assert copied > 6 * once
+
+
+def needs(*packages: str) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+
+
+@pytest.mark.slow
+def test_acmes_adders() -> None:
+    needs("acme", "tensorflow", "jax", "dm_env", "tree", "absl")
+    output = run("acme_adders.py", "--steps", "20")
+    # One for each start, and at the end of the episode those over fewer steps.
+    assert "22 transitions of an episode of 20 steps" in output
+    assert "16 of them sampled; their rewards are right" in output
+
+
+@pytest.mark.slow
+def test_tf_agents_replay_buffer() -> None:
+    needs("tf_agents", "tensorflow", "tf_keras", "tensorflow_probability", "gin", "gym")
+    output = run("tf_agents_replay.py", "--episodes", "4")
+    assert "36 sequences of 4 episodes" in output
+    assert "a batch of 8: its steps follow" in output
