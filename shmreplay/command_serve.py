@@ -16,7 +16,7 @@ from shmreplay.server import Server
 
 __all__ = ["add"]
 
-_STOPPED_BY: Final = (signal.SIGINT, signal.SIGTERM)
+_STOPPED_BY: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_EVERY_S: Final = 1.0
 
 
@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
         commands,
         "serve",
         run,
-        "Serve the tables of a TOML file until Ctrl-C or SIGTERM, and remove the store then.",
+        "Serve the tables of a TOML file until Ctrl-C, SIGTERM or SIGHUP; then remove the store.",
     )
     parser.add_argument("config", help="the file; `python -c 'help(\"shmreplay.serve_config\")'`")
     parser.add_argument("--check", action="store_true", help="only say whether the file is right")
@@ -48,7 +48,12 @@ def run(options: argparse.Namespace) -> int:
         stop.set()
 
     # Before the server is made: from here on whoever ends this leaves no store behind.
-    before = {number: signal.signal(number, on_signal) for number in _STOPPED_BY}
+    before = {
+        number: signal.signal(number, on_signal)
+        for number in _STOPPED_BY
+        # Under nohup it is to go on when its terminal is closed.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    }
     try:
         with _server(config) as server:
             about = {"name": server.name, "address": server.address, "port": server.port}

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from shmreplay import (
     _native,
@@ -204,6 +204,7 @@ class Server:
         self._threads += self._checkpoints.start(self._stopped)
         if self._bridge is not None:
             self._bridge.start(self.address)
+        _mention_the_dead()
 
     @property
     def port(self) -> int:
@@ -370,6 +371,27 @@ def _reserve_port(port: Any) -> tuple[socket.socket, int]:
             f"port {number} cannot be used ({e.strerror}); choose another or leave it out"
         ) from e
     return reserved, reserved.getsockname()[1]
+
+
+_MENTIONED_SHARE: Final = 0.05
+_mentioned: set[str] = set()
+
+
+def _mention_the_dead() -> None:
+    """Says, once, what killed servers left, if it is a good part of the memory that there is.
+
+    No more: only who ran them knows that nobody wants to take it over.
+    """
+    dead = [each for each in recovery.left_behind() if each.name not in _mentioned]
+    nbytes = sum(each.nbytes for each in dead)
+    status = os.statvfs(segment.DIRECTORY)
+    if dead and nbytes >= _MENTIONED_SHARE * status.f_blocks * status.f_frsize:
+        _mentioned.update(each.name for each in dead)
+        _log.warning(
+            "%d bytes are taken by stores in which no process lives, as their servers were killed:"
+            " %s. `shmreplay clean` removes them; Server(name=..., recover=True) takes one over",
+            *(nbytes, ", ".join(each.name for each in dead)),
+        )
 
 
 def _name_of(name: str | None, recover: bool, path: str | None) -> str:

@@ -206,7 +206,7 @@ def next_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_serving_until_a_signal(
     number: int, tmp_path: Path, unique_name: Callable[[], str]
 ) -> None:
@@ -225,6 +225,27 @@ def test_serving_until_a_signal(
         process.wait()
     assert (process.returncode, out, err) == (0, "stopped, and the store is removed\n", "")
     assert not [entry.name for entry in SHARED_MEMORY.iterdir() if name in entry.name]
+
+
+def test_under_nohup_it_outlives_its_terminal(
+    tmp_path: Path, unique_name: Callable[[], str]
+) -> None:
+    name = unique_name()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = started(written(tmp_path, GOOD.replace("NAME", name)))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        next_line(process)
+        process.send_signal(signal.SIGHUP)
+        with reverb.Client(f"shm://{name}") as client:
+            client.insert_batch("queue", {"x": np.arange(3.0)})
+        process.terminate()
+        assert process.wait(DEADLINE) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_what_a_server_saves_the_next_one_has(
