@@ -24,6 +24,7 @@ NAME = "checkpoint"
 QUESTION = "How fast is a store saved and restored, and what does that cost those who use it?"
 SAVE = "shmreplay, all of it"
 AGAIN = "shmreplay, with a tenth of it new"
+TRUSTING = "shmreplay, with a tenth of it new, verify=False"
 RESTORE = "shmreplay, restored into a new server"
 PLAIN = "plain write of the same bytes, to disk"
 CALM = "shmreplay, no checkpoint"
@@ -49,13 +50,15 @@ def _directory(stack: ExitStack) -> Path:
     return path
 
 
-def _serve(stack: ExitStack, rows: int, root: Path) -> tuple[shmreplay.Server, shmreplay.Client]:
+def _serve(
+    stack: ExitStack, rows: int, root: Path, verify: bool = True
+) -> tuple[shmreplay.Server, shmreplay.Client]:
     reverb = library.require()
     server = stack.enter_context(
         reverb.Server(
             [_table(rows)],
             capacity=4 * rows * ITEM_BYTES + library.SPARE_BYTES,
-            checkpointer=reverb.checkpointers.DefaultCheckpointer(root),
+            checkpointer=reverb.checkpointers.DefaultCheckpointer(root, verify=verify),
         )
     )
     return server, stack.enter_context(reverb.Client(server.address))
@@ -90,9 +93,9 @@ def _save(stack: ExitStack, rows: int) -> Measure:
     return TimedLoop(loop)
 
 
-def _again(stack: ExitStack, rows: int) -> Measure:
+def _again(stack: ExitStack, rows: int, verify: bool) -> Measure:
     root = _directory(stack)
-    server, client = _serve(stack, rows, root)
+    server, client = _serve(stack, rows, root, verify)
     _insert(client, rows)
     server.checkpoint()
     fresh = {"x": _frames(np.random.default_rng(4), rows // 10)}
@@ -190,7 +193,8 @@ def run(bench: Bench) -> None:
         "save and restore",
         [
             Contender(SAVE, partial(_save, rows=rows), ours=True),
-            Contender(AGAIN, partial(_again, rows=rows), ours=True),
+            Contender(AGAIN, partial(_again, rows=rows, verify=True), ours=True),
+            Contender(TRUSTING, partial(_again, rows=rows, verify=False), ours=True),
             Contender(RESTORE, partial(_restore, rows=rows), ours=True),
             Contender(PLAIN, partial(_plain, rows=rows)),
         ],

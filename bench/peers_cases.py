@@ -5,6 +5,7 @@ Imported in every peer's environment, so it needs numpy alone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -138,6 +139,7 @@ REMOTE_CASES: dict[str, Case] = {
         for clients in CLIENTS
     },
     "checkpoint-save": Case("a checkpoint of all items, written", 1, CHECKPOINT_BYTES),
+    "checkpoint-again": Case("the next one, a tenth of the items new", 1, CHECKPOINT_BYTES),
     "checkpoint-restore": Case("a server started from the checkpoint", 1, CHECKPOINT_BYTES),
 }
 """The cases of bench/peers_remote.py. A call of a checkpoint's figure is an item of it."""
@@ -175,6 +177,22 @@ def by_item(call: Callable[[], Any], items: int) -> Measure:
     def measure(seconds: float) -> Reading:
         reading = timed(seconds)
         return Reading(reading.calls * items, reading.seconds)
+
+    return measure
+
+
+def by_item_after(prepare: Callable[[], Any], call: Callable[[], Any], items: int) -> Measure:
+    """The same, of calls before each of which there is something to prepare, which is not timed."""
+
+    def measure(seconds: float) -> Reading:
+        handled, spent = 0, 0.0
+        while spent < seconds:
+            prepare()
+            start = time.perf_counter()
+            call()
+            spent += time.perf_counter() - start
+            handled += items
+        return Reading(handled, spent)
 
     return measure
 

@@ -21,6 +21,7 @@ from bench.peers_cases import (
     Row,
     Sizes,
     by_item,
+    by_item_after,
     in_chunks,
     payload_rows,
     remote_batch,
@@ -122,6 +123,15 @@ def _save(stack: ExitStack, sizes: Sizes) -> Measure:
     return by_item(call, sizes.checkpoint)
 
 
+def _again(stack: ExitStack, sizes: Sizes) -> Measure:
+    root = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
+    server = _serve(stack, sizes.checkpoint, root)
+    _fill(server, sizes.checkpoint)
+    server.checkpoint()
+    tenth = sizes.checkpoint // 10
+    return by_item_after(partial(_fill, server, tenth), server.checkpoint, sizes.checkpoint)
+
+
 def _restore(stack: ExitStack, sizes: Sizes) -> Measure:
     root = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
     with ExitStack() as first:
@@ -144,5 +154,6 @@ ROWS: tuple[Row, ...] = (
         for what, work in (("insert", inserting), ("sample", sampling))
     ),
     Row("checkpoint-save", CHECKPOINT, _save),
+    Row("checkpoint-again", CHECKPOINT, _again),
     Row("checkpoint-restore", CHECKPOINT, _restore),
 )

@@ -25,4 +25,4 @@ def run(bench: Bench) -> None:
         for key, case in REMOTE_CASES.items()
         if not (bench.settings.quick and key.split("-")[1] in skipped)
     }
-    measure(bench, NAME, PEERS, cases, 0.5)
+    measure(bench, NAME, PEERS, cases, 1.0)

@@ -22,6 +22,7 @@ from bench.peers_cases import (
     Row,
     Sizes,
     by_item,
+    by_item_after,
     remote_batch,
 )
 from bench.peers_reverb import FAR, NEAR, Specs, address_of, batches_of, serve, steps_loop
@@ -102,6 +103,28 @@ def _save(stack: ExitStack, sizes: Sizes) -> Measure:
     return by_item(call, sizes.checkpoint)
 
 
+def _again(stack: ExitStack, sizes: Sizes) -> Measure:
+    import reverb
+
+    root = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
+    server = _serve(sizes, root)
+    stack.callback(server.stop)
+    address = f"localhost:{server.port}"
+    _fill(address, sizes.checkpoint)
+    client = reverb.Client(address)
+    written = [client.checkpoint()]
+
+    def prepare() -> None:
+        while len(written) > 1:
+            shutil.rmtree(written.pop(0), ignore_errors=True)
+        _fill(address, sizes.checkpoint // 10)
+
+    def call() -> None:
+        written.append(client.checkpoint())
+
+    return by_item_after(prepare, call, sizes.checkpoint)
+
+
 def _restore(stack: ExitStack, sizes: Sizes) -> Measure:
     import reverb
 
@@ -131,5 +154,6 @@ ROWS: tuple[Row, ...] = (
         for what, work in (("insert", inserting), ("sample", sampling))
     ),
     Row("checkpoint-save", CHECKPOINT, _save),
+    Row("checkpoint-again", CHECKPOINT, _again),
     Row("checkpoint-restore", CHECKPOINT, _restore),
 )
