@@ -381,7 +381,8 @@ def greet(peer: socket.socket) -> None:
     peer.sendall(b"\x04" + bytes([len(ready)]) + ready)
     heard = b""
     while b"READY" not in heard:
-        assert (part := peer.recv(4096))
+        part = peer.recv(4096)
+        assert part, "the server ended the connection"
         heard += part
 
 
