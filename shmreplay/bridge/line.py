@@ -42,6 +42,7 @@ class Line:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._sources = [sockets.readable(self._wake_fd)]
         self._source: list[tuple[Any, int]] = []
+        self._woken = False
 
     @property
     def is_open(self) -> bool:
@@ -89,6 +90,7 @@ class Line:
         ready = sockets.wait(self._sources, seconds)
         if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
+            self._woken = False  # before its caller looks at what there is to do
         end: str | None = None
         if self._monitor is not None and self._monitor in ready:
             event = recv_monitor_message(self._monitor)["event"]
@@ -97,8 +99,11 @@ class Line:
 
     def wake(self) -> None:
         """Lets `wait` return."""
+        if self._woken:
+            return
         with self._lock:
             if self._wake_fd >= 0:
+                self._woken = True
                 os.eventfd_write(self._wake_fd, 1)
 
     def end(self) -> None:

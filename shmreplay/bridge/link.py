@@ -117,6 +117,18 @@ class Link(LinkThread):
         self._line.wake()
         return pending
 
+    def soon(self, action: Callable[[], None]) -> None:
+        """Has something done by the link's thread, before it sends what there is.
+
+        Raises:
+            ServerClosedError: The server is gone.
+        """
+        with self._lock:
+            if self.lost is not None:
+                raise self._lost_error()
+            self._soon.append(action)
+        self._line.wake()
+
     def wait_for_room(self, timeout: float) -> None:
         """Waits while too much is on its way to send more.
 

@@ -82,6 +82,8 @@ class LinkThread:
         self._welcomed = threading.Event()
         # Requests that were not sent, in order, and messages without an answer.
         self._outbox: deque[Pending | list[Any]] = deque()
+        # What writers want done once this thread runs: by then there may be more to send at once.
+        self._soon: deque[Callable[[], None]] = deque()
         self._open: dict[int, Pending] = {}
         self._waiting = 0
         self._bytes = 0
@@ -136,7 +138,7 @@ class LinkThread:
     def _turn(self) -> bool:
         """Waits for something to do, and does it. False at the end."""
         now = time.monotonic()
-        if self._closing and not self._outbox:
+        if self._closing and not (self._outbox or self._soon):
             return False
         if not self._line.is_open and now >= self._try_at:
             self._connect()
@@ -150,12 +152,17 @@ class LinkThread:
             self._receive()
         if end is not None and self._line.is_open:
             self._ended(end)
+        self._do_soon()
         if self._connected:
             self._send_outbox()
             self._keep_alive()
         else:
             self._check_time()
         return self.lost is None and not (self._closing and not self._connected)
+
+    def _do_soon(self) -> None:
+        while self._soon:
+            self._soon.popleft()()
 
     def _connect(self) -> None:
         self._attempts += 1
@@ -242,6 +249,7 @@ class LinkThread:
             self._changed.notify_all()
         for pending in waiting:
             pending.settle(None, self._lost_error())
+        self._do_soon()  # it finds that out
         self._welcomed.set()
 
     # ------------------------------------------------------------------ sending

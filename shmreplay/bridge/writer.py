@@ -69,6 +69,10 @@ class _Stream:
         self.item_error: errors.ReverbError | None = None
         self.in_flight = 0
         self.counting = threading.Lock()
+        self.asked = False
+        """Whether the link's thread was asked to send what there is."""
+        self.missed = False
+        """Whether it could not: whoever has the lock does, before or after giving it back."""
         self.closed = False
         body = Writer()
         body.u32(self.number)
@@ -114,13 +118,15 @@ class _Stream:
         With nothing on its way it does, so that nobody waits; with little on its way once it is as
         much as pays; else when it is several large steps, or an answer comes.
         """
-        in_flight, nbytes = self.in_flight, self.nbytes
+        in_flight = self.in_flight
         if in_flight < limits.BRIDGE_PIPELINE:
-            return in_flight == 0 or self._pays(nbytes)
-        return nbytes >= limits.BRIDGE_GATHER_BYTES
+            return in_flight == 0 or self.pays
+        return self.nbytes >= limits.BRIDGE_GATHER_BYTES
 
-    def _pays(self, nbytes: int) -> bool:
-        return nbytes >= limits.BRIDGE_RUN_BYTES or self.items >= limits.BRIDGE_RUN_STEPS
+    @property
+    def pays(self) -> bool:
+        """Whether it is as much as is worth a message of its own."""
+        return self.items >= limits.BRIDGE_RUN_STEPS or self.nbytes >= limits.BRIDGE_RUN_BYTES
 
     def send(self, callback: Callable[[Pending], None], wait: bool) -> Pending | None:
         """Sends what there is."""
@@ -216,6 +222,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             super().place_close(keep)
             if placed and keep:
                 self._note_row(True)
+        self._push_what_waits()
 
     def _note_row(self, close: bool) -> None:
         """A row was appended: it joins the run of rows of the same columns."""
@@ -421,6 +428,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
     def _push(self, wait: bool = True, awaited: bool = False) -> Pending | None:
         """Sends what there is; of `awaited`, the caller reads the answer."""
         stream = self._stream
+        stream.asked = stream.missed = False
         self._encode_run()
         awaited = awaited or self._confirm
         sent = stream.send(lambda pending: self._answered(pending, awaited), wait)
@@ -428,14 +436,36 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         return sent
 
     def _push_soon(self) -> None:
-        """Sends at once while nothing is on its way; else what comes shares the next message."""
-        if self._stream.worth_sending:
+        """Sends once it pays; what is the first on its way, as soon as the link's thread runs.
+
+        What is created until then is in the same message.
+        """
+        stream = self._stream
+        if stream.in_flight == 0 and not stream.missed and not stream.pays:
+            if not stream.asked:
+                stream.asked = True
+                stream.link.soon(self._push_asked)
+        elif stream.worth_sending:
             self._push()
+
+    def _push_asked(self) -> None:
+        """On the link's thread: sends what there is, or leaves it to whoever has the lock."""
+        stream = self._stream
+        stream.missed = True
+        if self._order.acquire(blocking=False):
+            try:
+                if stream.error is None and not self.closed:
+                    self._push(wait=False)
+            except errors.ReverbError as error:
+                stream.fail(error)
+            finally:
+                stream.asked = stream.missed = False
+                self._order.release()
 
     def _push_what_waits(self) -> None:
         """After an answer came while the lock was held: what waited for it is sent now."""
         stream = self._stream
-        if stream.items and stream.worth_sending:
+        if stream.items and (stream.missed or (not stream.asked and stream.worth_sending)):
             with self._order:
                 self._push_soon()
 
@@ -524,6 +554,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             super().finish_episode(clear_buffers)
             self._stream.body.u8(Op.EPISODE)
             self._stream.body.u8(1 if clear_buffers else 0)
+        self._push_what_waits()
 
     def configure_column(self, path: tuple[Any, ...], keep: int, max_rows: int | None) -> None:
         """Sets a column's window and the longest block."""
@@ -542,6 +573,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             for column in self.columns:
                 if column.path == path:
                     stream.log.keeps[column.number] = keep
+        self._push_what_waits()
 
     def shut(self) -> int:
         """Closes the writer; the number of items that were held back and are lost."""

@@ -1,0 +1,128 @@
+"""How many messages a remote writer sends, and what memory they take."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shmreplay as reverb
+from shmreplay import errors, limits
+from tests.bridge.test_client import DEADLINE, TABLE, Connect, Serve, table
+
+
+@contextmanager
+def link_held_up(client: reverb.Client) -> Iterator[Callable[[], int]]:
+    """Keeps the thread that sends from running; gives the number of writers' messages since."""
+    link: Any = client._connected().link  # type: ignore[attr-defined]
+    reached, release = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        reached.set()
+        release.wait(DEADLINE)
+
+    link.soon(stand)
+    assert reached.wait(DEADLINE)
+    before = link._messages
+    try:
+        yield lambda: link._messages - before
+    finally:
+        release.set()
+
+
+def write(writer: Any, value: int, size: int = 1) -> None:
+    writer.append({"x": np.full(size, value, np.int64)})
+    writer.create_item(TABLE, 1.0, {"x": writer.history["x"][-1]})
+
+
+def stored(client: reverb.Client, n: int) -> list[int]:
+    return [int(client.sample_batch(TABLE, 1, DEADLINE).data["x"][0, 0]) for _ in range(n)]
+
+
+def test_what_is_created_before_the_first_item_is_sent_goes_with_it(
+    serve: Serve, connect: Connect
+) -> None:
+    client = connect(serve(table(max_times_sampled=1)))
+    writer = client.trajectory_writer(1, confirm=False)
+    with link_held_up(client) as messages:
+        for value in range(10):
+            write(writer, value)
+        assert messages() == 0
+    assert stored(client, 10) == list(range(10))  # nobody has asked for a flush
+    assert messages() == 1
+    writer.close()
+
+
+def test_several_large_steps_share_a_message_while_others_are_on_their_way(
+    serve: Serve, connect: Connect
+) -> None:
+    client = connect(serve(table(max_times_sampled=1), capacity=64 << 20))
+    writer = client.trajectory_writer(1, confirm=False)
+    size = limits.BRIDGE_RUN_BYTES // 8
+    alone = limits.BRIDGE_PIPELINE
+    together = limits.BRIDGE_GATHER_BYTES // limits.BRIDGE_RUN_BYTES
+    with link_held_up(client) as messages:
+        for value in range(alone + 2 * together):
+            write(writer, value, size)
+        assert alone < messages() <= alone + 2
+    writer.flush()
+    assert stored(client, alone + 2 * together) == list(range(alone + 2 * together))
+    writer.close()
+
+
+def test_an_item_that_was_to_be_sent_soon_is_sent_before_the_client_is_closed(
+    serve: Serve, connect: Connect
+) -> None:
+    server = serve(table(max_times_sampled=1))
+    client = connect(server)
+    writer = client.trajectory_writer(1, confirm=False)
+    link: Any = client._connected().link  # type: ignore[attr-defined]
+    with link_held_up(client):
+        write(writer, 7)
+        link._closing = True
+    link._thread.join(DEADLINE)
+    assert not link._thread.is_alive()
+    assert stored(connect(server), 1) == [7]
+    with pytest.raises(errors.ServerClosedError):
+        write(writer, 8)
+
+
+def test_what_the_link_could_not_send_goes_with_the_next_item(
+    serve: Serve, connect: Connect
+) -> None:
+    client = connect(serve(table(max_times_sampled=1)))
+    writer: Any = client.trajectory_writer(1, confirm=False)
+    with writer._order:
+        writer._stream.asked = True
+        refused = threading.Thread(target=writer._push_asked)
+        refused.start()
+        refused.join(DEADLINE)
+        assert writer._stream.missed
+    write(writer, 2)
+    assert stored(client, 1) == [2]
+    writer.close()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries do it otherwise")
+def test_memory_of_large_messages_is_kept_for_those_that_come() -> None:
+    body = """
+import resource, zmq
+from shmreplay.bridge import sockets
+sockets.keep_memory()
+data, faults = memoryview(bytearray(400_000)), []
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    frames = [zmq.Frame(data, copy=True) for _ in range(40)]
+    del frames
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+assert faults[0] > 3000, faults
+assert faults[2] < 300, faults
+"""
+    subprocess.run([sys.executable, "-c", body], check=True, timeout=DEADLINE)
