@@ -32,11 +32,7 @@ def _insert(stack: ExitStack, rows: int) -> Measure:
 
 def _structured(stack: ExitStack, rows: int) -> Measure:
     _, client = library.serve(stack, rows, TRANSITION_BYTES)
-    structured = library.require().structured
-    step = structured.create_reference_step(dict.fromkeys(single_insert.FIELDS))
-    pattern = {field: step[field][-1:] for field in single_insert.FIELDS}
-    writer = client.structured_writer([structured.create_config(pattern, library.TABLE)])
-    stack.callback(writer.close)
+    writer = library.structured_writer(stack, client, single_insert.FIELDS)
     loop = single_insert.append_loop(writer)
     loop(2 * rows)
     return TimedLoop(loop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,18 @@ def check_size(client: shmreplay.Client, rows: int) -> None:
     size = client.server_info()[TABLE].current_size
     if size != rows:
         raise RuntimeError(f"expected a full table of {rows} items before measuring, found {size}")
+
+
+def structured_writer(
+    stack: ExitStack, client: shmreplay.Client, fields: Iterable[str]
+) -> shmreplay.StructuredWriter:
+    """Returns a writer that makes an item of every step."""
+    structured = require().structured
+    step = structured.create_reference_step(dict.fromkeys(fields))
+    pattern = {field: column[-1:] for field, column in step.items()}
+    writer = client.structured_writer([structured.create_config(pattern, TABLE)])
+    stack.callback(writer.close)
+    return writer
 
 
 class FilledTable:

@@ -20,7 +20,7 @@ from bench.bridge import free_port
 from bench.harness import Bench, Contender, Figure, Measure, Quantity, Reading
 from bench.payloads import PAYLOADS, frames
 from bench.peers_cases import remote_batch
-from bench.peers_ours import payload_loop, structured_writer
+from bench.peers_ours import payload_loop
 from bench.processes import Crew, Prepare, Work
 from bench.targets import Target
 
@@ -72,14 +72,14 @@ def _serve(stack: ExitStack, size: int, stripes: int, port: int | None = None) -
     with reverb.Client(server.address) as client:
         # By a writer as the clients have it: all items of one structure can be stacked.
         with ExitStack() as filling:
-            payload_loop(structured_writer(filling, client, ("x",)), size)(rows)
+            payload_loop(library.structured_writer(filling, client, ("x",)), size)(rows)
     return server
 
 
 def inserting(stack: ExitStack, address: str, size: int) -> Work:
     """A client process that writes payloads."""
     client = stack.enter_context(library.require().Client(address))
-    loop = payload_loop(structured_writer(stack, client, ("x",)), size)
+    loop = payload_loop(library.structured_writer(stack, client, ("x",)), size)
     loop(CHUNKS[size])
     return Work(loop, CHUNKS[size])
 

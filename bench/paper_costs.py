@@ -14,7 +14,6 @@ from bench import library
 from bench.harness import Bench, Contender, Measure, Quantity
 from bench.payloads import TRANSITION_BYTES
 from bench.peers_cases import FIELD_NAMES, in_chunks, repeated
-from bench.peers_ours import structured_writer
 from bench.processes import Crew, Work
 from bench.single_insert import append_loop
 
@@ -43,7 +42,7 @@ COST_CASES = {
 def acting(stack: ExitStack, address: str) -> Work:
     """An actor process at its own pace."""
     client = stack.enter_context(library.require().Client(address))
-    loop = append_loop(structured_writer(stack, client, FIELD_NAMES))
+    loop = append_loop(library.structured_writer(stack, client, FIELD_NAMES))
 
     def step(calls: int) -> None:
         loop(calls)
@@ -61,7 +60,7 @@ def latencies(bench: Bench, question: str) -> None:
     found: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
     with ExitStack() as stack:
         address, client = library.serve(stack, LATENCY_ROWS, TRANSITION_BYTES)
-        writer = structured_writer(stack, client, FIELD_NAMES)
+        writer = library.structured_writer(stack, client, FIELD_NAMES)
         append_loop(writer)(LATENCY_ROWS)
         crews = {count: Crew(stack, acting, [(address,)] * count) for count in counts}
         for _ in range(bench.settings.repeat):

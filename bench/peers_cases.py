@@ -6,17 +6,18 @@ Imported in every peer's environment, so it needs numpy alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 
-from bench.harness import Measure, Reading, TimedLoop
-from bench.payloads import PAYLOADS, TRANSITION_BYTES, Fields, transitions
-from bench.processes import Crew
+from bench.harness import Loop, Measure, Reading, TimedLoop
+from bench.payloads import PAYLOADS, TRANSITION_BYTES, Fields, frames, transitions
+from bench.processes import Crew, Work
 
 TABLE = "replay"
 BATCH = 256
@@ -201,14 +202,62 @@ def each_transition(
     add: Callable[..., Any], fill: int, pool: Iterator[Any] | None = None
 ) -> Measure:
     """Measures `add(obs, next_obs, action, reward, done)`, after so many calls to fill a buffer."""
-    source: Iterator[Any] = transitions() if pool is None else pool
-
-    def loop(calls: int) -> None:
-        for obs, next_obs, action, reward, done in islice(source, calls):
-            add(obs, next_obs, action, reward, done)
-
+    loop = _transition_loop(add, transitions() if pool is None else pool)
     loop(fill)
     return TimedLoop(loop)
+
+
+def adding_work(add: Callable[..., Any], chunk: int) -> Work:
+    """What an actor does that calls `add(obs, next_obs, action, reward, done)`, a chunk at once."""
+    loop = _transition_loop(add, transitions())
+    loop(chunk)
+    return Work(loop, chunk)
+
+
+def _transition_loop(add: Callable[..., Any], pool: Iterator[Any]) -> Loop:
+    def loop(calls: int) -> None:
+        for obs, next_obs, action, reward, done in islice(pool, calls):
+            add(obs, next_obs, action, reward, done)
+
+    return loop
+
+
+def each_payload(add: Callable[[Any], Any], size: int) -> Measure:
+    """Measures `add(payload)` of payloads of so many bytes."""
+    pool = cycle(frames(size, 16))
+
+    def loop(calls: int) -> None:
+        for payload in islice(pool, calls):
+            add(payload)
+
+    return TimedLoop(loop)
+
+
+def rows_of_peer(
+    names: Mapping[str, str],
+    cases: Mapping[str, Prepare],
+    frames_case: Callable[..., Measure],
+    payloads_case: Callable[..., Measure],
+) -> tuple[Row, ...]:
+    """The rows of a library that stores transitions.
+
+    Args:
+        names: What a row is called where that differs from `names['']`, by workload.
+        cases: What it does in the workloads w1 to w4.
+        frames_case: The same for w5, given `sampling`.
+        payloads_case: The same for w6, given `size` and `sampling`.
+    """
+    usual = names[""]
+    return (
+        *(Row(work, names.get(work, usual), case) for work, case in cases.items()),
+        Row("w5-insert", usual, partial(frames_case, sampling=False)),
+        Row("w5-sample", usual, partial(frames_case, sampling=True)),
+        *(
+            Row(f"w6-{what}-{size}", usual, partial(payloads_case, size=size, sampling=sampling))
+            for size in PAYLOADS.values()
+            for what, sampling in (("insert", False), ("sample", True))
+        ),
+    )
 
 
 def frame_transitions(count: int = 16) -> Iterator[Any]:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from bench.harness import Measure, TimedLoop
-from bench.payloads import FIELDS, PAYLOADS, frames, transition_batch, transitions
+from bench.harness import Measure
+from bench.payloads import FIELDS, transition_batch
 from bench.peers_cases import (
     ACTORS,
     BATCH,
     EXPONENT,
-    FIELD_NAMES,
     FRAME_BATCH,
     FRAME_SHAPE,
     Row,
     Sizes,
     Together,
+    adding_work,
+    each_payload,
     each_transition,
     frame_batch,
     frame_transitions,
@@ -28,6 +29,7 @@ from bench.peers_cases import (
     payload_batch,
     payload_rows,
     repeated,
+    rows_of_peer,
 )
 from bench.processes import Work, context
 
@@ -106,25 +108,12 @@ def _payloads(stack: ExitStack, sizes: Sizes, size: int, sampling: bool) -> Meas
     in_chunks(lambda batch: buffer.add(**batch), payload_rows(size, 64), rows)
     if sampling:
         return repeated(lambda: buffer.sample(payload_batch(size)))
-    pool = cycle(frames(size, 16))
-
-    def loop(calls: int) -> None:
-        for payload in islice(pool, calls):
-            buffer.add(x=payload)
-
-    return TimedLoop(loop)
+    return each_payload(lambda payload: buffer.add(x=payload), size)
 
 
 def actor(stack: ExitStack, buffer: Any) -> Work:
     """A process that adds transitions one by one."""
-    pool = transitions()
-
-    def loop(calls: int) -> None:
-        for row in islice(pool, calls):
-            buffer.add(**dict(zip(FIELD_NAMES, row, strict=True)))
-
-    loop(ACTOR_CHUNK)
-    return Work(loop, ACTOR_CHUNK)
+    return adding_work(_adder(buffer), ACTOR_CHUNK)
 
 
 def _together(stack: ExitStack, sizes: Sizes, inserting: bool) -> Measure:
@@ -137,16 +126,11 @@ def _together(stack: ExitStack, sizes: Sizes, inserting: bool) -> Measure:
 
 
 ROWS: tuple[Row, ...] = (
-    Row("w1", NAME, _insert),
-    Row("w2", NAME, _batched),
-    Row("w3", NAME, _sample),
-    Row("w4", NAME, _prioritized),
-    Row("w5-insert", NAME, partial(_frames, sampling=False)),
-    Row("w5-sample", NAME, partial(_frames, sampling=True)),
-    *(
-        Row(f"w6-{what}-{size}", NAME, partial(_payloads, size=size, sampling=what == "sample"))
-        for size in PAYLOADS.values()
-        for what in ("insert", "sample")
+    *rows_of_peer(
+        {"": NAME},
+        {"w1": _insert, "w2": _batched, "w3": _sample, "w4": _prioritized},
+        _frames,
+        _payloads,
     ),
     Row("w7-insert", SHARED, partial(_together, inserting=True)),
     Row("w7-sample", SHARED, partial(_together, inserting=False)),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from bench.harness import Measure, TimedLoop
-from bench.payloads import PAYLOADS, Fields, frames, transition_batch
+from bench.harness import Measure
+from bench.payloads import Fields, transition_batch
 from bench.peers_cases import (
     BATCH,
     EXPONENT,
@@ -19,6 +19,7 @@ from bench.peers_cases import (
     FRAME_BATCH,
     Row,
     Sizes,
+    each_payload,
     each_transition,
     frame_batch,
     frame_transitions,
@@ -26,6 +27,7 @@ from bench.peers_cases import (
     payload_batch,
     payload_rows,
     repeated,
+    rows_of_peer,
 )
 
 NAME = "flashbax item buffer, jitted"
@@ -128,25 +130,12 @@ def _payloads(stack: ExitStack, sizes: Sizes, size: int, sampling: bool) -> Meas
     in_chunks(buffer.extend, batch, rows)
     if sampling:
         return repeated(buffer.sample)
-    pool = cycle(frames(size, 16))
-
-    def loop(calls: int) -> None:
-        for payload in islice(pool, calls):
-            buffer.add({"x": payload})
-
-    return TimedLoop(loop)
+    return each_payload(lambda payload: buffer.add({"x": payload}), size)
 
 
-ROWS: tuple[Row, ...] = (
-    Row("w1", NAME, _insert),
-    Row("w2", NAME, _batched),
-    Row("w3", NAME, _sample),
-    Row("w4", PRIORITIZED, _prioritized),
-    Row("w5-insert", NAME, partial(_frames, sampling=False)),
-    Row("w5-sample", NAME, partial(_frames, sampling=True)),
-    *(
-        Row(f"w6-{what}-{size}", NAME, partial(_payloads, size=size, sampling=what == "sample"))
-        for size in PAYLOADS.values()
-        for what in ("insert", "sample")
-    ),
+ROWS: tuple[Row, ...] = rows_of_peer(
+    {"": NAME, "w4": PRIORITIZED},
+    {"w1": _insert, "w2": _batched, "w3": _sample, "w4": _prioritized},
+    _frames,
+    _payloads,
 )

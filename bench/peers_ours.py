@@ -78,21 +78,9 @@ def _serve(
     return client
 
 
-def structured_writer(
-    stack: ExitStack, client: shmreplay.Client, fields: tuple[str, ...]
-) -> shmreplay.StructuredWriter:
-    """Returns a writer that makes an item of every step."""
-    structured = library.require().structured
-    step = structured.create_reference_step(dict.fromkeys(fields))
-    pattern = {field: step[field][-1:] for field in fields}
-    writer = client.structured_writer([structured.create_config(pattern, library.TABLE)])
-    stack.callback(writer.close)
-    return writer
-
-
 def _structured(stack: ExitStack, sizes: Sizes) -> Measure:
     client = _serve(stack, sizes.transitions, TRANSITION_BYTES, sizes.transitions)
-    loop = single_insert.append_loop(structured_writer(stack, client, FIELD_NAMES))
+    loop = single_insert.append_loop(library.structured_writer(stack, client, FIELD_NAMES))
     loop(sizes.transitions * 6 // 5)
     return TimedLoop(loop)
 
@@ -139,21 +127,8 @@ def _prioritized(stack: ExitStack, sizes: Sizes) -> Measure:
 
 def _frames_in(stack: ExitStack, sizes: Sizes) -> Measure:
     client = _serve(stack, sizes.frames, FRAME_BYTES, sizes.frames)
-    writer = structured_writer(stack, client, FIELD_NAMES)
-    pool = frame_transitions()
-
-    def loop(calls: int) -> None:
-        for obs, next_obs, action, reward, done in islice(pool, calls):
-            writer.append(
-                {
-                    "obs": obs,
-                    "next_obs": next_obs,
-                    "action": action,
-                    "reward": reward,
-                    "done": done,
-                }
-            )
-
+    writer = library.structured_writer(stack, client, FIELD_NAMES)
+    loop = single_insert.append_loop(writer, frame_transitions())
     loop(sizes.frames * 6 // 5)
     return TimedLoop(loop)
 
@@ -178,7 +153,7 @@ def payload_loop(writer: Any, size: int) -> Loop:
 def _payload_in(stack: ExitStack, sizes: Sizes, size: int) -> Measure:
     rows = sizes.rows(size)
     client = _serve(stack, rows, size, rows)
-    loop = payload_loop(structured_writer(stack, client, ("x",)), size)
+    loop = payload_loop(library.structured_writer(stack, client, ("x",)), size)
     loop(rows * 6 // 5)
     return TimedLoop(loop)
 
@@ -193,7 +168,7 @@ def _payload_out(stack: ExitStack, sizes: Sizes, size: int) -> Measure:
 def actor(stack: ExitStack, address: str) -> Work:
     """A process that writes transitions one by one."""
     client = stack.enter_context(library.require().Client(address))
-    writer = structured_writer(stack, client, FIELD_NAMES)
+    writer = library.structured_writer(stack, client, FIELD_NAMES)
     loop = single_insert.append_loop(writer)
     loop(ACTOR_CHUNK)
     return Work(loop, ACTOR_CHUNK)
@@ -202,7 +177,7 @@ def actor(stack: ExitStack, address: str) -> Work:
 def _together(stack: ExitStack, sizes: Sizes) -> Together:
     address, client = library.serve(stack, sizes.transitions, TRANSITION_BYTES, stripes=ACTORS)
     # By a writer as the actors have it: all items of one structure can be stacked.
-    loop = single_insert.append_loop(structured_writer(stack, client, FIELD_NAMES))
+    loop = single_insert.append_loop(library.structured_writer(stack, client, FIELD_NAMES))
     loop(sizes.transitions)
     return Together(
         stack, actor, [(address,)] * ACTORS, lambda: client.sample_batch(library.TABLE, BATCH)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import tempfile
 from contextlib import ExitStack
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle
 from typing import Any
 
-from bench.harness import Measure, TimedLoop
-from bench.payloads import PAYLOADS, Fields, frames, transition_batch, transitions
+from bench.harness import Measure
+from bench.payloads import Fields, transition_batch
 from bench.peers_cases import (
     ACTORS,
     BATCH,
     EXPONENT,
-    FIELD_NAMES,
     FRAME_BATCH,
     Row,
     Sizes,
     Together,
+    adding_work,
+    each_payload,
     each_transition,
     frame_batch,
     frame_transitions,
@@ -26,6 +27,7 @@ from bench.peers_cases import (
     payload_batch,
     payload_rows,
     repeated,
+    rows_of_peer,
 )
 from bench.processes import Work
 
@@ -129,25 +131,14 @@ def _payloads(stack: ExitStack, sizes: Sizes, size: int, sampling: bool) -> Meas
     _fill(buffer, payload_rows(size, 64), rows)
     if sampling:
         return repeated(buffer.sample)
-    pool = cycle(frames(size, 16))
-
-    def loop(calls: int) -> None:
-        for payload in islice(pool, calls):
-            buffer.add(TensorDict({"x": torch.from_numpy(payload)}, []))
-
-    return TimedLoop(loop)
+    return each_payload(
+        lambda payload: buffer.add(TensorDict({"x": torch.from_numpy(payload)}, [])), size
+    )
 
 
 def actor(stack: ExitStack, buffer: Any) -> Work:
     """A process that adds transitions one by one."""
-    add, pool = _adder(buffer), transitions()
-
-    def loop(calls: int) -> None:
-        for row in islice(pool, calls):
-            add(**dict(zip(FIELD_NAMES, row, strict=True)))
-
-    loop(ACTOR_CHUNK)
-    return Work(loop, ACTOR_CHUNK)
+    return adding_work(_adder(buffer), ACTOR_CHUNK)
 
 
 def _together(stack: ExitStack, sizes: Sizes, inserting: bool) -> Measure:
@@ -164,16 +155,11 @@ def _together(stack: ExitStack, sizes: Sizes, inserting: bool) -> Measure:
 
 
 ROWS: tuple[Row, ...] = (
-    Row("w1", NAME, _insert),
-    Row("w2", NAME, _batched),
-    Row("w3", NAME, _sample),
-    Row("w4", PRIORITIZED, _prioritized),
-    Row("w5-insert", NAME, partial(_frames, sampling=False)),
-    Row("w5-sample", NAME, partial(_frames, sampling=True)),
-    *(
-        Row(f"w6-{what}-{size}", NAME, partial(_payloads, size=size, sampling=what == "sample"))
-        for size in PAYLOADS.values()
-        for what in ("insert", "sample")
+    *rows_of_peer(
+        {"": NAME, "w4": PRIORITIZED},
+        {"w1": _insert, "w2": _batched, "w3": _sample, "w4": _prioritized},
+        _frames,
+        _payloads,
     ),
     Row("w7-insert", SHARED, partial(_together, inserting=True)),
     Row("w7-sample", SHARED, partial(_together, inserting=False)),

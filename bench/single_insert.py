@@ -5,9 +5,10 @@ append + five history slices + create_item, beside the same transition written i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -94,9 +95,12 @@ def in_place_loop(writer: shmreplay.TrajectoryWriter) -> Loop:
     return loop
 
 
-def append_loop(writer: shmreplay.TrajectoryWriter | shmreplay.StructuredWriter) -> Loop:
+def append_loop(
+    writer: shmreplay.TrajectoryWriter | shmreplay.StructuredWriter,
+    steps: Iterator[Any] | None = None,
+) -> Loop:
     """Returns a loop that appends steps, and leaves it to the writer to make items of them."""
-    pool = transitions(POOL)
+    pool = transitions(POOL) if steps is None else steps
 
     def loop(calls: int) -> None:
         for obs, next_obs, action, reward, done in islice(pool, calls):
@@ -147,12 +151,7 @@ def _ours_append(stack: ExitStack) -> Measure:
 
 def _ours_structured(stack: ExitStack) -> Measure:
     _, client = library.serve(stack, ITEMS, TRANSITION_BYTES)
-    structured = library.require().structured
-    step = structured.create_reference_step(dict.fromkeys(FIELDS))
-    pattern = {field: step[field][-1:] for field in FIELDS}
-    writer = client.structured_writer([structured.create_config(pattern, library.TABLE)])
-    stack.callback(writer.close)
-    loop = append_loop(writer)
+    loop = append_loop(library.structured_writer(stack, client, FIELDS))
     loop(ITEMS + ITEMS // 5)
     library.check_size(client, ITEMS)
     return TimedLoop(loop)
