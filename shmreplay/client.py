@@ -23,7 +23,7 @@ from shmreplay.structured_writer import Config, StructuredWriter
 from shmreplay.trajectory_writer import TrajectoryWriter, checked_keep_alive
 from shmreplay.writer import Writer
 
-__all__ = ["Client", "checked_batch_size"]
+__all__ = ["Client", "checked_batch_size", "checked_num_samples"]
 
 
 class Client(ClientTables):
@@ -234,19 +234,14 @@ class Client(ClientTables):
                 length and emit_timesteps is on.
             DeadlineExceededError: No item within the timeout.
         """
-        n = limits.checked_int("num_samples", num_samples)
-        if n == 0 or n < -1:
-            raise errors.InvalidArgumentError(
-                f"num_samples must be at least 1 (or -1, which yields nothing), got {n}. Give the "
-                "number of items to draw."
-            )
+        n = checked_num_samples(num_samples)
         connection, seconds = self._reach(timeout)
         number = connection.number(table)
         output = SampleOutput(
             connection.configs[number].signature() if unpack_as_table_signature else None,
             emit_timesteps,
         )
-        return self._samples(table, max(n, 0), output, seconds)
+        return self._samples(table, n, output, seconds)
 
     def _samples(
         self, table: str, n: int, output: SampleOutput, timeout: float | None
@@ -365,3 +360,19 @@ def checked_batch_size(value: Any) -> int:
             f"batch_size must be in [1, {limits.MAX_BATCH}], got {n}. Take more in several batches."
         )
     return n
+
+
+def checked_num_samples(value: Any) -> int:
+    """A number of items to draw one by one; -1, which yields nothing, becomes 0.
+
+    Raises:
+        InvalidArgumentError: It is out of range.
+        ArgumentTypeError: It is not an integer.
+    """
+    n = limits.checked_int("num_samples", value)
+    if n == 0 or n < -1:
+        raise errors.InvalidArgumentError(
+            f"num_samples must be at least 1 (or -1, which yields nothing), got {n}. Give the "
+            "number of items to draw."
+        )
+    return max(n, 0)

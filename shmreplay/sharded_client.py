@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmreplay import address, errors, limits, shard_batch, shard_changes, shard_draw
-from shmreplay.client import Client, checked_batch_size
+from shmreplay.client import Client, checked_batch_size, checked_num_samples
 from shmreplay.replay_sample import ReplaySample
 from shmreplay.reverb_types import TableInfo
 from shmreplay.sampler import Prefetched, Sampler
@@ -215,11 +215,7 @@ class ShardedClient:
         Raises:
             ServerClosedError: All shards are down.
         """
-        n = limits.checked_int("num_samples", num_samples)
-        if n == 0 or n < -1:
-            raise errors.InvalidArgumentError(
-                f"num_samples must be at least 1 (or -1, which yields nothing), got {n}"
-            )
+        n = checked_num_samples(num_samples)
         seconds = limits.checked_timeout(timeout)
         group = self._shards()
         group.of_table(table, group.up())
@@ -241,7 +237,7 @@ class ShardedClient:
                 items = []
             return len(items), items
 
-        return self._samples(table, max(n, 0), seconds, emit_timesteps, ask)
+        return self._samples(table, n, seconds, emit_timesteps, ask)
 
     def _samples(
         self, table: str, n: int, seconds: float | None, in_steps: bool, ask: shard_draw.Ask
