@@ -1,4 +1,17 @@
-"""Experience replay in shared memory, with Reverb's API: `import shmreplay as reverb`."""
+"""Experience replay in shared memory, with Reverb's API: `import shmreplay as reverb`.
+
+Where what is, from the bottom up: a module uses those of the lines above its own.
+
+    _core  C: memory, locks, tables and their repair, in a store that processes share
+    tree selectors rate_limiters spec table  what a user describes, as plain values
+    _native  the core in Python (_binding): stores, sessions, batches, writing step by step
+    segment checkpoint lease attachment store recovery  files, names, who lives, who died
+    connection trajectory_writer drawing inserting structured_writer  work over one store
+    client_link client_tables client  what a user calls, by the name of a table
+    checkpoint_restore bridge sharded_client  from disk, from other hosts, over several servers
+    server dataset integrations  serving it, and what other libraries take it as
+    cli  the same for people, in a shell; each command is a command_... module
+"""
 
 from shmreplay import (
     checkpointers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import io
+import itertools
 import os
 import re
 import tokenize
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import shmreplay
 import shmreplay._native
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -328,6 +330,16 @@ def test_imports_follow_the_layers() -> None:
     for module, names in found.items():
         upward = [name for name in names if level[name] >= level[module]]
         assert not upward, f"{module} imports {upward}, which must not be below it"
+
+
+def test_the_map_of_the_package_is_true() -> None:
+    """What `shmreplay.__doc__` tells a newcomer: each line of modules lies above the one before."""
+    level = {name: n for n, layer in enumerate(LAYERS) for name in layer} | {"_core": -1}
+    lines = re.findall(r"^    (\S+(?: \S+)*)  \S", shmreplay.__doc__ or "", flags=re.MULTILINE)
+    levels = [[level[name] for name in line.split()] for line in lines]
+    assert len(levels) >= 9
+    for lower, upper in itertools.pairwise(levels):
+        assert max(lower) < min(upper), lines
 
 
 def core_layer(name: str) -> int:
