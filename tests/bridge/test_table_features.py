@@ -10,42 +10,20 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
-from shmreplay import errors, limits, rate_limiters, selectors
+from shmreplay import errors, limits, selectors
 from shmreplay.bridge import protocol
 from shmreplay.bridge.protocol import CHANGE, Kind
 from shmreplay.bridge.wire import Reader, Writer
 from shmreplay.extensions import ExtensionItem
 from tests.bridge.peer import Peer
-
-PATIENCE = 60.0
-"""Seconds within which what waits goes on. Nothing is expected to come near it."""
+from tests.tables import PATIENCE, Gate, usual_table
 
 Serve = Callable[..., reverb.Server]
 Connect = Callable[..., reverb.Client]
 
 
 def table(name: str = "t", **options: Any) -> reverb.Table:
-    usual: dict[str, Any] = {
-        "sampler": selectors.Fifo(),
-        "remover": selectors.Fifo(),
-        "max_size": 5000,
-        "rate_limiter": rate_limiters.MinSize(1),
-    }
-    return reverb.Table(name, **{**usual, **options})
-
-
-class Gate(reverb.TableExtension):
-    """Is behind while it is closed."""
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-        self.open.set()
-        self.reached = threading.Event()
-
-    def on_insert(self, item: ExtensionItem) -> None:
-        if not self.open.is_set():
-            self.reached.set()
-        assert self.open.wait(PATIENCE)
+    return usual_table(name, **{"sampler": selectors.Fifo(), "max_size": 5000, **options})
 
 
 def close(gate: Gate, server: reverb.Server, client: reverb.Client) -> None:

@@ -11,20 +11,14 @@ import pytest
 
 import shmreplay as reverb
 from shmreplay import Client, Server, errors
+from tests.tables import usual_table
 
 Maker = Callable[..., Server]
 Connect = Callable[[Server], Client]
 
 
 def table(name: str = "t", **options: Any) -> reverb.Table:
-    usual: dict[str, Any] = {
-        "sampler": reverb.selectors.Uniform(),
-        "remover": reverb.selectors.Fifo(),
-        "max_size": 1000,
-        "rate_limiter": reverb.rate_limiters.MinSize(1),
-        "max_bytes": 100_000,
-    }
-    return reverb.Table(name, **{**usual, **options})
+    return usual_table(name, **{"max_bytes": 100_000, **options})
 
 
 def rows(n: int, width: int = 64) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 
 import shmreplay as reverb
 from shmreplay import Client, Server, errors
+from tests.tables import usual_table
 
 PATIENCE = 60.0
 """Seconds within which a call that was woken returns. Nothing is expected to come near it."""
@@ -24,13 +25,7 @@ Connect = Callable[[Server], Client]
 
 
 def table(name: str = "t", **options: Any) -> reverb.Table:
-    usual: dict[str, Any] = {
-        "sampler": reverb.selectors.Uniform(),
-        "remover": reverb.selectors.Fifo(),
-        "max_size": 100,
-        "rate_limiter": reverb.rate_limiters.MinSize(1),
-    }
-    return reverb.Table(name, **{**usual, **options})
+    return usual_table(name, **{"max_size": 100, **options})
 
 
 def rows(n: int, start: int = 0) -> dict[str, Any]:

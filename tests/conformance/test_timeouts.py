@@ -5,34 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shmreplay as reverb
 from shmreplay import errors, limits
-
-if TYPE_CHECKING:
-    from shmreplay.extensions import ExtensionItem
-
-PATIENCE = 60.0
+from tests.tables import PATIENCE, Gate, usual_table
 
 MakeClient = Callable[..., tuple[reverb.Server, reverb.Client]]
-
-
-class Gate(reverb.TableExtension):
-    """Is behind while it is closed."""
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-        self.open.set()
-        self.reached = threading.Event()
-
-    def on_insert(self, item: ExtensionItem) -> None:
-        if not self.open.is_set():
-            self.reached.set()
-        assert self.open.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -43,14 +25,7 @@ def gate() -> Iterator[Gate]:
 
 
 def table(gate: Gate) -> reverb.Table:
-    return reverb.Table(
-        "t",
-        reverb.selectors.Uniform(),
-        reverb.selectors.Fifo(),
-        5000,
-        reverb.rate_limiters.MinSize(1),
-        extensions=[gate],
-    )
+    return usual_table(max_size=5000, extensions=[gate])
 
 
 def close(gate: Gate, client: reverb.Client) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,7 +42,8 @@ def wait_until(condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.002)  # between two looks at a condition with a deadline
 
 
-def _obey(connection: Any, servant: Any) -> None:
+def obey(connection: Any, servant: Any) -> None:
+    """Calls what the other end asks for, and sends what comes of it, until it sends None."""
     while True:
         request = connection.recv()
         if request is None:
@@ -106,26 +106,31 @@ class Servant:
             writer.append({"x": np.full(size, number, np.float64)})
 
 
-class Other:
-    """Another process, with a `Servant` in it."""
+class Asked:
+    """Another process, which does what it is asked for, one call after the other."""
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("fork")
+    # Seconds after which it is taken to hang.
+    patience = DEADLINE
+
+    def __init__(self, work: Callable[..., None], *given: Any, start_method: str = "fork") -> None:
+        """`work` gets the end of a pipe that the calls come through, and what is given."""
+        context = multiprocessing.get_context(start_method)
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_obey, args=(theirs, Servant()))
+        self.process = context.Process(  # type: ignore[attr-defined]
+            target=work, args=(theirs, *given)
+        )
         self.process.start()
         theirs.close()
 
     @property
     def pid(self) -> int:
-        assert self.process.pid is not None
-        return self.process.pid
+        return int(self.process.pid)
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> None:
         self.connection.send((method, arguments, options))
 
     def answer(self) -> Any:
-        assert self.connection.poll(DEADLINE), "the other process hangs"
+        assert self.connection.poll(self.patience), "the other process hangs"
         answer = self.connection.recv()
         if isinstance(answer, Exception):
             raise answer
@@ -136,10 +141,17 @@ class Other:
         return self.answer()
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        self.process.join()
-
-    def close(self) -> None:
+        """Kills it; it is dead when this returns, and no zombie."""
         self.process.kill()
         self.process.join()
+
+
+class Other(Asked):
+    """Another process, with a `Servant` in it."""
+
+    def __init__(self) -> None:
+        super().__init__(obey, Servant())
+
+    def close(self) -> None:
+        self.kill()
         self.connection.close()

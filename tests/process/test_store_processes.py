@@ -39,6 +39,7 @@ from shmreplay.errors import (
 )
 from shmreplay.store import Store
 from shmreplay.table import Table
+from tests.process.servants import Asked, obey
 
 MIB = 1 << 20
 SHARED_MEMORY = Path("/dev/shm")
@@ -129,53 +130,13 @@ class Puppet:
         self.held[name].unlock(number)
 
 
-def obey(connection: Any) -> None:
-    puppet = Puppet()
-    while True:
-        request = connection.recv()
-        if request is None:
-            return
-        method, arguments, options = request
-        try:
-            connection.send(getattr(puppet, method)(*arguments, **options))
-        except Exception as error:
-            connection.send(error)
+class Other(Asked):
+    """Another process, with a `Puppet` in it."""
 
-
-class Other:
-    """Another process."""
+    patience = DEADLINE
 
     def __init__(self, start_method: str = "fork") -> None:
-        context = multiprocessing.get_context(start_method)
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(  # type: ignore[attr-defined]
-            target=obey, args=(theirs,)
-        )
-        self.process.start()
-        theirs.close()
-
-    @property
-    def pid(self) -> int:
-        return int(self.process.pid)
-
-    def ask(self, method: str, *arguments: Any, **options: Any) -> None:
-        self.connection.send((method, arguments, options))
-
-    def answer(self) -> Any:
-        assert self.connection.poll(DEADLINE), "the other process hangs"
-        answer = self.connection.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        self.ask(method, *arguments, **options)
-        return self.answer()
-
-    def kill(self) -> None:
-        """Kills it; it is dead when this returns, and no zombie."""
-        self.process.kill()
-        self.process.join()
+        super().__init__(obey, Puppet(), start_method=start_method)
 
     def kill_unreaped(self) -> None:
         """Kills it; it is a zombie when this returns."""
