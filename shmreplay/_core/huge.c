@@ -20,7 +20,8 @@
 #endif
 
 /* Huge pages fit a mapping only where addresses and offsets agree modulo their size: so much more
- * address space is reserved, and what is too much given back. NULL and errno where there is none. */
+ * address space is reserved, and what is too much given back. NULL and errno where there is
+ * none. */
 static char *map_aligned(int fd, uint64_t bytes) {
     uint64_t span = bytes + SR_HUGE_PAGE;
     errno = ENOMEM;
