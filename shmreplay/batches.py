@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,19 +10,8 @@ import numpy.typing as npt
 
 from shmreplay import _native, errors, tree
 from shmreplay.connection import Connection
-from shmreplay.item_schema import Column, ItemSchema
+from shmreplay.item_schema import ItemSchema
 from shmreplay.replay_sample import ReplaySample, SampleInfo
-
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array on a 64-byte boundary, from the pool."""
-    # Any: before Python 3.12 types cannot say that an object has a buffer.
-    memory: Any = _native.Buffer(math.prod(shape) * dtype.itemsize)
-    return np.ndarray(shape, dtype, memory)
-
-
-def _shape_of(column: Column, length: int, n: int) -> tuple[int, ...]:
-    return (n, *column.shape) if column.squeezed else (n, length, *column.shape)
 
 
 def gather(connection: Connection, batch: _native.Batch, out: Any) -> ReplaySample:
@@ -111,14 +99,7 @@ def _checked_out(
 def item_arrays(connection: Connection, batch: _native.Batch, i: int) -> tuple[Any, list[Any]]:
     """Copies of one item's columns: (its structure as ItemSchema, arrays in order)."""
     schema = connection.schema(batch.schema_of(i))
-    arrays = [
-        _empty(_shape_of(column, length, 1), column.dtype)
-        for column, (length, _, _) in zip(schema.columns, batch.columns(i), strict=True)
-    ]
-    bad = batch.gather(arrays, i, 1)
-    if bad >= 0:
-        raise errors.TableCorruptedError("an item does not have the lengths that it says it has")
-    return schema, [a.reshape(a.shape[1:]) for a in arrays]
+    return schema, batch.copies(i, schema.plan)
 
 
 def item_views(connection: Connection, batch: _native.Batch, i: int) -> Any:
@@ -147,9 +128,9 @@ class SampleOutput:
         schema, arrays = item
         if not self._emit_timesteps:
             return ReplaySample(info, self._pack(arrays))
-        squeezed = [c.squeezed for c in schema.columns]
-        if all(squeezed):
+        if schema.is_step:
             return [ReplaySample(info, self._pack(arrays))]
+        squeezed = [c.squeezed for c in schema.columns]
         lengths = {len(a) for a, s in zip(arrays, squeezed, strict=True) if not s}
         if any(squeezed) or len(lengths) != 1:
             raise errors.InvalidArgumentError(

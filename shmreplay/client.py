@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from shmreplay.batches import SampleOutput, item_arrays
 from shmreplay.client_tables import ClientTables
 from shmreplay.compat import ignored_argument
 from shmreplay.drawing import Borrowed
-from shmreplay.inserting import batch_columns, check_priorities, checked_priorities
+from shmreplay.inserting import batch_columns, priorities_of_batch
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.sampler import Sampler
 from shmreplay.spec import dtype_code
@@ -93,11 +92,7 @@ class Client(ClientTables):
         connection, seconds = self._reach(timeout)
         number = connection.number(table)
         columns, n = batch_columns(data)
-        if priorities is None:
-            prio = np.full(n, math.nan)  # which the core takes for the largest seen
-        else:
-            prio = checked_priorities(priorities, n)
-            check_priorities(connection, table, number, prio)
+        prio = priorities_of_batch(connection, table, number, priorities, n)
         columns = connection.fit_texts(number, columns)
         leaves = [(dtype_code(c.dtype), c.shape[1:], True) for c in columns]
         connection.check_signature(number, leaves)

@@ -18,7 +18,13 @@ from shmreplay.item_schema import Leaf
 from shmreplay.spec import DTYPE_CODES, dtype_code, is_text
 from shmreplay.trajectory_writer import TrajectoryWriter
 
-__all__ = ["Inserter", "batch_columns", "check_priorities", "checked_priorities"]
+__all__ = [
+    "Inserter",
+    "batch_columns",
+    "check_priorities",
+    "checked_priorities",
+    "priorities_of_batch",
+]
 
 _Target = tuple[int, str, float]
 """(number of the table, its name, priority: NaN for the largest that it has seen)."""
@@ -289,6 +295,24 @@ def check_priorities(
     connection.give_session(session)
     if bad >= 0:
         raise bad_priority(table, float(values[bad]))
+
+
+def priorities_of_batch(
+    connection: Connection, table: str, number: int, priorities: Any, n: int
+) -> npt.NDArray[np.float64]:
+    """The priority of each of n items, float64[n]; NaN where the core is to take the largest seen.
+
+    Raises:
+        ArgumentTypeError, PriorityError, InvalidArgumentError: See `checked_priorities` and
+            `check_priorities`.
+    """
+    if priorities is None:
+        return np.full(n, math.nan)
+    if type(priorities) is float and connection.native.priority_ok(number, priorities):
+        return np.full(n, priorities)
+    values = checked_priorities(priorities, n)
+    check_priorities(connection, table, number, values)
+    return values
 
 
 def batch_columns(data: Any) -> tuple[list[npt.NDArray[Any]], int]:

@@ -34,6 +34,7 @@ class ItemSchema:
         """Takes a structure with anything as leaves, and a column for each leaf in order."""
         self.structure = structure
         self.columns = list(columns)
+        self.is_step = all(column.squeezed for column in self.columns)
         self._keys = tree.keys_of_flat_dict(structure)
         self.plan = _native.StackPlan(self.columns)
 

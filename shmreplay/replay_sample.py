@@ -48,7 +48,8 @@ class SampleInfo(_Fields):
         inserted_ns: Any = None,
     ) -> SampleInfo:
         """Makes an info of its fields and, beside them, the time of insertion."""
-        self = super().__new__(cls, key, probability, table_size, priority, times_sampled)
+        # What the base does, without the call: each sampled item has one.
+        self = tuple.__new__(cls, (key, probability, table_size, priority, times_sampled))
         if inserted_ns is not None:
             self.inserted_ns = inserted_ns
         return self

@@ -315,12 +315,45 @@ cdef class Batch:
                 continue
             self.column_of(i, c, &length_flags, &row_bytes)
             length_flags &= ~SR_COL_SQUEEZED
-            shape = plan.shapes_of_value[c] if plan.squeezed[c] else (
-                length_flags, *plan.shapes_of_value[c])
+            shape = plan.shape_of_one(c, length_flags)
             out.append(
                 _ndarray(
                     shape, plan.dtypes[c], make_window(self, p, length_flags * row_bytes, True)))
         return out
+
+    def copies(self, uint32_t i, StackPlan plan):
+        """New arrays, each on memory of its own, with the columns of item i."""
+        cdef char *dst[SR_COLUMNS_MAX]
+        cdef uint64_t nbytes[SR_COLUMNS_MAX]
+        cdef uint32_t c, length_flags = 0, bad = 0
+        cdef uint64_t row_bytes = 0, total = 0
+        cdef list arrays = []
+        cdef Buffer b
+        cdef int rc
+        self.bound(i)
+        if sr_item_columns(&self.session.store.st, &self.items[i]) != plan.n:
+            raise errors.TableCorruptedError(
+                "an item has another number of columns than its structure says")
+        for c in range(plan.n):
+            self.column_of(i, c, &length_flags, &row_bytes)
+            length_flags &= ~SR_COL_SQUEEZED
+            nbytes[c] = length_flags * row_bytes
+            total += nbytes[c]
+            b = Buffer(nbytes[c])
+            dst[c] = b.base
+            arrays.append(_ndarray(plan.shape_of_one(c, length_flags), plan.dtypes[c], b))
+        if total < NOGIL_BYTES:
+            rc = sr_gather(
+                &self.session.store.st, 1, self.items + i, plan.n, dst, nbytes, &bad)
+        else:
+            with nogil:
+                rc = sr_gather(
+                    &self.session.store.st, 1, self.items + i, plan.n, dst, nbytes, &bad)
+        if rc == SR_ELSEWHERE:
+            rc = self.gather_apart(i, 1, plan.n, dst, nbytes, &bad)
+        if rc != SR_OK:
+            raise_status(SR_CORRUPT, "reading an item")
+        return arrays
 
     def columns(self, uint32_t i):
         """For each column of item i: (length, squeezed, bytes of a row)."""
@@ -388,6 +421,12 @@ cdef class StackPlan:
         self.last = [(0, 0, ())] * self.n
         if self.n > SR_COLUMNS_MAX:
             raise errors.TableCorruptedError(f"an item structure of {self.n} columns")
+
+    cdef tuple shape_of_one(self, uint32_t c, uint32_t length):
+        """Of the column of an item by itself."""
+        if self.squeezed[c]:
+            return self.shapes_of_value[c]
+        return (length, *self.shapes_of_value[c])
 
     cdef tuple shape(self, uint32_t c, uint32_t length, uint32_t n):
         cdef tuple known = <tuple>self.last[c]

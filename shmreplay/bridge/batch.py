@@ -188,15 +188,10 @@ class RemoteBatch:
                 columns.append(_joined(parts))
         return info, columns
 
-    def gather(self, arrays: list[Array], first: int, count: int) -> int:
-        """Copies columns of items into arrays; -1, or the first item that does not fit."""
-        for i in range(count):
-            group, k = self._at(first + i)
-            for array, column in zip(arrays, group.columns, strict=True):
-                if array.shape[1:] != column.shape[1:]:
-                    return first + i
-                array[i : i + 1] = column[k : k + 1]
-        return -1
+    def copies(self, i: int, plan: _native.StackPlan) -> list[Array]:
+        """New arrays, each on memory of its own, with the columns of item i."""
+        group, k = self._at(i)
+        return [_copied(array, k) for array in group.columns]
 
     def views(self, i: int, plan: _native.StackPlan) -> list[Array | None]:
         """Read-only arrays of item i."""
@@ -329,3 +324,12 @@ def _write_group(
     _write_info(body, info)
     for array in columns:
         body.array(array)
+
+
+def _copied(array: Array, k: int) -> Array:
+    """A copy of one row on a 64-byte boundary, from the pool."""
+    # Any: before Python 3.12 types cannot say that an object has a buffer.
+    memory: Any = _native.Buffer(array.nbytes // len(array))
+    copy: Array = np.ndarray(array.shape[1:], array.dtype, memory)
+    copy[...] = array[k]
+    return copy
