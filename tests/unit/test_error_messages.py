@@ -588,7 +588,7 @@ OTHERWISE: Final = {
     ("binding_support", "{why} Table"): "{why} says what is expected",
     ("table_config", "Got the settings of a table"): "what a store holds, not what a user gives",
     ("table_config", "Got damaged settings"): "what a store holds, not what a user gives",
-    ("table", "Got {stripes} stripes"): "the remedy is {hint}",
+    ("table_checks", "Got {stripes} stripes"): "the remedy is {hint}",
     ("spec", "Got data of dtype"): "the remedy is {hint}",
     ("spec", "Got the dtype {wanted}"): "the remedy is _hint()",
     ("spec", "Got a signature with the leaf"): "what a store holds, not what a user gives",
@@ -622,7 +622,7 @@ OTHERWISE: Final = {
     ("integrations/minari", "got dataset_id"): "passes on what Minari says",
     ("store_file", "Got the path {path}"): "what is expected is what to give",
     ("store_file", "Got a store of"): "passes on what the system says",
-    ("table", "Got the table extensions"): "what is expected is what to give",
+    ("table_checks", "Got the table extensions"): "what is expected is what to give",
 }
 
 
