@@ -202,9 +202,12 @@ def _above_zero(name: str, value: Any, unit: str, none: str) -> float | None:
 def _path(name: str, value: object) -> str:
     if not isinstance(value, str | os.PathLike):
         raise ArgumentTypeError(
-            f"Got {name} {value!r} of type {type(value).__name__}; expected a str or a Path."
+            f"Got {name} {value!r} of type {type(value).__name__}; expected a str or a Path. Give "
+            "it as text."
         )
     path = os.fspath(value)
     if not isinstance(path, str):
-        raise ArgumentTypeError(f"Got {name} {value!r}; expected a path of text, not bytes.")
+        raise ArgumentTypeError(
+            f"Got {name} {value!r}; expected a path of text, not bytes. Use os.fsdecode()."
+        )
     return path

@@ -309,7 +309,8 @@ class Connection:
             if self.native.events_behind(number):
                 return (
                     f"{what} on table {name!r} waits: its extensions are behind, as "
-                    f"{i['events']} changes wait for them (at most {i['events_capacity']})"
+                    f"{i['events']} changes wait for them (at most {i['events_capacity']}); make "
+                    "them faster, or make fewer changes"
                 )
             diff = i["inserts"] * i["samples_per_insert"] - i["samples"]
             return (
@@ -318,7 +319,8 @@ class Connection:
                 f"min_size_to_sample={i['min_size_to_sample']}, min_diff={i['min_diff']:g}, "
                 f"max_diff={i['max_diff']:g}; now size={i['size']}, inserts={i['inserts']}, "
                 f"samples={i['samples']}, deletes={i['deletes']}, inserts * samples_per_insert "
-                f"- samples = {diff:g}; {lease.describe(self.store.participants())}"
+                f"- samples = {diff:g}{_what_helps(i, diff)}; "
+                f"{lease.describe(self.store.participants())}"
             )
 
         return describe
@@ -472,3 +474,14 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
+
+
+def _what_helps(info: dict[str, Any], diff: float) -> str:
+    """What would let the calls go on that a table's rate limiter holds back."""
+    too_few = info["size"] < info["min_size_to_sample"]
+    found = ""
+    if too_few or diff - 1 < info["min_diff"]:
+        found += ", insert more to let samples go on"
+    if not too_few and diff + info["samples_per_insert"] > info["max_diff"]:
+        found += ", sample more to let inserts go on"
+    return found

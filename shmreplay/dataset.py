@@ -157,7 +157,8 @@ class NumpyTrajectoryDataset(FromTableSignature):
             _check_count(name, value, or_unlimited=name != "max_in_flight_samples_per_worker")
         if limits.checked_int("rate_limiter_timeout_ms", rate_limiter_timeout_ms) < -1:
             raise errors.InvalidArgumentError(
-                f"rate_limiter_timeout_ms ({rate_limiter_timeout_ms}) must be an integer >= -1"
+                f"rate_limiter_timeout_ms ({rate_limiter_timeout_ms}) must be an integer >= -1. "
+                "Use -1 to wait for ever."
             )
         if flexible_batch_size is not None:
             ignored_argument(type(self).__name__, "flexible_batch_size")
@@ -265,7 +266,8 @@ class NumpyTrajectoryDataset(FromTableSignature):
                 raise errors.InvalidArgumentError(
                     f"Received incompatible tensor at flattened index {i} from table "
                     f"'{self._table}'. The dataset expects {spec}, the item has "
-                    f"{ElementSpec(leaf.dtype, leaf.shape)}."
+                    f"{ElementSpec(leaf.dtype, leaf.shape)}. Make the dataset with that, or insert "
+                    "others."
                 )
         if len(self._accepted) < _ACCEPTED_KINDS:
             self._accepted.add(kind)
@@ -279,14 +281,15 @@ class NumpyTrajectoryDataset(FromTableSignature):
         if len(wanted) != len(self._flat_specs):
             raise errors.InvalidArgumentError(
                 f"Requested {len(self._flat_specs)} columns of table '{self._table}', whose "
-                f"signature has {len(wanted)}: {info.signature}"
+                f"signature has {len(wanted)}: {info.signature}. Expected one for each: make the "
+                "dataset by from_table_signature."
             )
         for i, (spec, column) in enumerate(zip(self._flat_specs, wanted, strict=True)):
             if not any(spec.accepts(column.dtype, shape) for shape in self._shapes_of(column)):
                 raise errors.InvalidArgumentError(
                     f"Requested incompatible tensor at flattened index {i} from table "
                     f"'{self._table}'. The dataset expects {spec}, the table's signature has "
-                    f"{ElementSpec(column.dtype, column.shape)}."
+                    f"{ElementSpec(column.dtype, column.shape)}. Make the dataset with that."
                 )
 
     def _shapes_of(self, column: TensorSpec) -> list[tuple[int | None, ...]]:
@@ -322,14 +325,14 @@ def table_signature(server_address: str, table: str, timeout: float | None) -> A
         infos = client.server_info(timeout)
     if table not in infos:
         raise errors.InvalidArgumentError(
-            f"Server at {server_address} does not contain any table named {table}. It has: "
-            f"{', '.join(sorted(infos))}."
+            f"Server at {server_address} does not contain any table named {table}. Expected one "
+            f"that it has: {', '.join(sorted(infos))}. Use one of them."
         )
     signature = infos[table].signature
     if signature is None:
         raise errors.InvalidArgumentError(
-            f"Table {table} at {server_address} does not have a signature. Give the Table one, or "
-            "make the dataset with dtypes and shapes."
+            f"Table {table} at {server_address} does not have a signature, and needs one. Give "
+            "it, or make the dataset with dtypes and shapes."
         )
     return signature
 
@@ -370,8 +373,8 @@ def _is_any_text(dtype: Any) -> bool:
 
 def _differ(dtypes: Any, shapes: Any, path: tree.Path) -> errors.InvalidArgumentError:
     return errors.InvalidArgumentError(
-        f"dtypes and shapes don't have the same nested structure: at {path!r} dtypes has "
-        f"{dtypes!r:.80} and shapes {shapes!r:.80}. Give a shape for each dtype."
+        f"Expected dtypes and shapes alike; they don't have the same nested structure, as dtypes "
+        f"{dtypes!r:.80} and shapes {shapes!r:.80}; expected one. Give a shape for each dtype."
     )
 
 
@@ -379,5 +382,6 @@ def _check_count(name: str, value: Any, *, or_unlimited: bool) -> None:
     count = limits.checked_int(name, value)
     if count < 1 and not (or_unlimited and count == -1):
         raise errors.InvalidArgumentError(
-            f"{name} ({value}) must be a positive integer{' or -1' if or_unlimited else ''}"
+            f"{name} ({value}) must be a positive integer{' or -1' if or_unlimited else ''}. "
+            "Leave it out for the default."
         )

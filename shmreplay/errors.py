@@ -7,6 +7,8 @@ message says what was given, what was expected and what to do; after an error no
 
 from __future__ import annotations
 
+from typing import Final
+
 __all__ = [
     "ArenaFullError",
     "ArgumentTypeError",
@@ -33,6 +35,13 @@ __all__ = [
     "WriterClosedError",
     "WriterStateError",
 ]
+
+
+# No user's call makes a wrong message: the end of what is said of each.
+_OTHER_PEER: Final = (
+    "expected what the protocol allows. Install the same version of shmreplay on both sides, and"
+    " let nothing else connect to the port."
+)
 
 
 class ReverbError(Exception):
@@ -135,6 +144,11 @@ class AuthenticationError(ReverbError, RuntimeError):
 
 class ProtocolError(ReverbError, RuntimeError):
     """Raised when a remote peer sent something that the protocol does not allow."""
+
+    def __str__(self) -> str:
+        """What came, and, as that is all there is to do in any case, what to do."""
+        text = super().__str__()
+        return text if text.endswith(_OTHER_PEER) else f"{text}; {_OTHER_PEER}"
 
 
 class CheckpointError(ReverbError, RuntimeError):

@@ -57,7 +57,10 @@ class _Source:
 
     def _pinned(self) -> _native.Batch:
         if self.batch is None:
-            raise errors.ExtensionError("the item is over")
+            raise errors.ExtensionError(
+                "Got an item of an extension after the call that it was given to; expected use "
+                "within it. Copy what is needed later."
+            )
         return self.batch
 
     def load(self, index: int) -> Any:

@@ -90,12 +90,18 @@ def decode(text: bytes) -> ItemSchema:
                 if dtype is not None:
                     columns.append(Column(dtype, tuple(shape), squeezed))
                     return len(columns) - 1
-        raise errors.InvalidArgumentError(f"leaf {leaf!r} is not [code, shape, squeezed]")
+        raise errors.InvalidArgumentError(
+            f"Got the leaf {leaf!r}; expected [code, shape, squeezed]. Something wrote over the "
+            "store: start its server anew."
+        )
 
     try:
         structure = tree.structure_from_json(json.loads(text), leaf_from_json)
     except (ValueError, errors.InvalidArgumentError) as e:
-        raise errors.TableCorruptedError(f"an item's structure cannot be read: {e}") from e
+        raise errors.TableCorruptedError(
+            f"Got an item's structure that cannot be read: {e}. Expected it as it was written: "
+            "something wrote over the store. Start its server anew."
+        ) from e
     return ItemSchema(structure, columns)
 
 
@@ -130,7 +136,8 @@ def make_signature_check(
             f"Unable to create item in table '{table}' since the provided trajectory is "
             f"inconsistent with the table signature. {what}\n"
             f"The table signature is:\n\t{_describe(wanted)}\n"
-            f"The provided trajectory signature is:\n\t{_describe(got)}"
+            f"The provided trajectory signature is:\n\t{_describe(got)}\n"
+            "Expected is the former: give each column the dtype and shape that it says."
         )
 
     def check(leaves: Sequence[Leaf]) -> list[int | None] | None:

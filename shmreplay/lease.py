@@ -124,7 +124,8 @@ class Lease:
             if (found.st_dev, found.st_ino) in _held:
                 raise StoreExistsError(
                     f"Got the store name {store_name!r}, to which this process (pid"
-                    f" {os.getpid()}) is still attached although its segment was removed. Close"
+                    f" {os.getpid()}) is still attached although its segment was removed; expected"
+                    " one that it has left. Close"
                     " that store's server and clients first, or use another name."
                 )
         except FileNotFoundError:

@@ -55,7 +55,8 @@ class _ReferenceLeaf:
                 key = slice(operator.index(key))
             except TypeError:
                 raise errors.InvalidArgumentError(
-                    f"Key must be int or slice but got {key!r} (type {type(key)})."
+                    f"Key must be int or slice but got {key!r} (type {type(key)}). Use for "
+                    "instance [-1] or [-3:]."
                 ) from None
         parts = {"start": key.start, "stop": key.stop, "step": key.step}
         node = PatternNode(**{name: v for name, v in parts.items() if v is not None})
@@ -111,13 +112,13 @@ def create_config(
     for path, leaf in flat:
         if not isinstance(leaf, PatternNode):
             raise errors.ArgumentTypeError(
-                f"a leaf of a pattern is a column such as step['obs'][-4:], got {leaf!r:.80} at "
-                f"{path!r}"
+                f"a leaf of a pattern must be a column such as step['obs'][-4:], got {leaf!r:.80} "
+                f"at {path!r}"
             )
     for condition in conditions:
         if not isinstance(condition, ConditionProto):
             raise errors.ArgumentTypeError(
-                f"a condition is a comparison such as Condition.step_index() >= 3, got "
+                f"a condition must be a comparison such as Condition.step_index() >= 3, got "
                 f"{condition!r:.80}"
             )
     return Config(
@@ -160,7 +161,8 @@ def td_error(
     field = get_field_from_step_fn(create_reference_step(step_structure))
     if not isinstance(field, _ReferenceLeaf):
         raise errors.ArgumentTypeError(
-            f"get_field_from_step_fn must return one field of the step, got {field!r:.80}"
+            f"get_field_from_step_fn must return one field of the step, got {field!r:.80}. Use for "
+            "instance lambda step: step['done']."
         )
     priority = TDErrorPriority(
         max_priority_weight=max_priority_weight, flat_source_index=field._index
@@ -181,7 +183,8 @@ def _next_int(value: Any) -> int:
         return operator.index(value) + 1
     except TypeError:
         raise errors.ArgumentTypeError(
-            f"a condition compares with an int, got {value!r:.80} of type {type(value).__name__}"
+            f"a condition must compare with an int, got {value!r:.80} of type "
+            f"{type(value).__name__}. Use int()."
         ) from None
 
 

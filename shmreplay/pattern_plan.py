@@ -238,7 +238,8 @@ def check_places(paths: Sequence[tree.Path], known: Sequence[tree.Path]) -> None
     for path, before in zip(paths, known, strict=True):
         if path != before:
             raise SignatureError(
-                f"Got a step with a leaf at {path!r} where the steps before had one at {before!r}."
+                f"Got a step with a leaf at {path!r}; expected one at {before!r}, as in those "
+                "before."
                 " Leaves are known by their place: give every step the same structure, with None "
                 "for what it lacks, or make another writer."
             )
@@ -248,15 +249,15 @@ def set_twice(index: int, path: tree.Path) -> WriterStateError:
     """The error for a column that an open step has a value of already."""
     return WriterStateError(
         f"A value for column {index} (path={path!r}) was provided by multiple Append/AppendPartial "
-        "calls in the same step. Give None for it in all of them but one."
+        "calls in the same step; expected one. Give None for it in all of them but one."
     )
 
 
 def step_unknown() -> WriterStateError:
     """The error for a step in place before it is known what a step looks like."""
     return WriterStateError(
-        "next_step() does not know dtype and shape of all columns: no step had them all yet. Append"
-        " the first step, and write those after it in place."
+        "Got next_step() before a step with all columns; dtype and shape of each must be known. "
+        "Append the first step, and write those after it in place."
     )
 
 
@@ -280,12 +281,12 @@ def check_new_column(plans: Sequence[ConfigPlan], index: int, path: tree.Path, l
     if array.size != 1:
         raise SignatureError(
             f"TD Error expects a scalar tensor, got shape {array.shape} for column {index} "
-            f"(path={path!r})"
+            f"(path={path!r}). Give one number a step."
         )
     if array.dtype.name not in _TD_DTYPES:
         raise SignatureError(
             f"TD Error expects a double/float/int tensor and it is {array.dtype} for column "
-            f"{index} (path={path!r})"
+            f"{index} (path={path!r}). Convert it with float()."
         )
 
 
@@ -374,7 +375,10 @@ class PatternEvaluator:
         if self._paths is None or len(self._blank) < len(self._used):
             raise step_unknown()
         if self.step_is_open:
-            raise WriterStateError("the step is open already; finish it before next_step()")
+            raise WriterStateError(
+                "Got next_step() while a step is open already; expected none. Finish it by "
+                "append()."
+            )
         leaves = range(len(self._paths))
         return [self._blank[i].copy() if i in self._blank else None for i in leaves]
 

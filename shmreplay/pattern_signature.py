@@ -34,18 +34,21 @@ def infer_signature(configs: Sequence[Config], step_spec: Any) -> Any:
         SignatureError: The fields of `step_spec` have other names than those of the reference step.
     """
     if not configs:
-        raise errors.InvalidArgumentError("At least one config must be provided.")
+        raise errors.InvalidArgumentError(
+            "At least one config must be provided. Got none: make them with create_config()."
+        )
     structure = configs[0].pattern_structure
     for config in configs:
         if not _same_structure(structure, config.pattern_structure):
             raise errors.InvalidArgumentError(
-                "All configs must have exactly the same pattern_structure."
+                "All configs must have exactly the same pattern_structure. Got different ones: "
+                "make a writer for each, or give their patterns one structure."
             )
     tables = sorted({config.table for config in configs})
     if len(tables) > 1:
         raise errors.InvalidArgumentError(
             "All configs must target the same table but provided configs included "
-            f"{', '.join(tables)}."
+            f"{', '.join(tables)}. Make a writer for each table."
         )
     signature = as_signature(step_spec)
     check_names(paths_of(signature), [named_fields(config) for config in configs])
@@ -70,7 +73,8 @@ def _spec_of(node: PatternNode, step: Sequence[TensorSpec], path: tree.Path) -> 
     if not 0 <= node.flat_source_index < len(step):
         raise errors.InvalidArgumentError(
             f"the pattern refers at {path!r} to field {node.flat_source_index} of a step, but "
-            f"step_spec has {len(step)} fields"
+            f"step_spec has {len(step)} fields. There must be one: give the step_spec of the steps "
+            "that will be appended."
         )
     spec = step[node.flat_source_index]
     shape = (node.length, *spec.shape) if node.HasField("start") else spec.shape
@@ -81,14 +85,14 @@ def _merged_spec(path: tree.Path, specs: Sequence[TensorSpec]) -> TensorSpec:
     if len({spec.dtype for spec in specs}) > 1:
         raise errors.InvalidArgumentError(
             f"Configs produce trajectories with multiple dtypes at {path!r}. Got "
-            f"{[spec.dtype.name for spec in specs]}."
+            f"{[spec.dtype.name for spec in specs]}; expected one. Give them tables of their own."
         )
     shape = specs[0].shape
     for spec in specs[1:]:
         if len(spec.shape) != len(shape) or spec.shape[1:] != shape[1:]:
             raise errors.InvalidArgumentError(
                 f"Configs produce trajectories with incompatible shapes at {path!r}. Got "
-                f"{[spec.shape for spec in specs]}."
+                f"{[spec.shape for spec in specs]}; expected one. Give them tables of their own."
             )
         if spec.shape != shape:
             shape = (None, *shape[1:])

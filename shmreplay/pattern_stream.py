@@ -150,12 +150,14 @@ class _Column:
         if array.dtype != self._dtype:
             raise errors.SignatureError(
                 f"Tensor of wrong dtype provided for column ({index},). Got "
-                f"{dtype_name(array.dtype)} but expected {dtype_name(self._dtype)}."
+                f"{dtype_name(array.dtype)} but expected {dtype_name(self._dtype)}. Convert it "
+                "with np.asarray(x, dtype)."
             )
         if array.shape != self._shape:
             raise errors.SignatureError(
                 f"Tensor of incompatible shape provided for column ({index},). Got "
-                f"{shape_text(array.shape)} which is incompatible with {shape_text(self._shape)}."
+                f"{shape_text(array.shape)} which is incompatible with {shape_text(self._shape)}. "
+                "Expected is the shape of the first value: reshape it."
             )
 
     def __getitem__(self, index: int | slice) -> npt.NDArray[Any]:

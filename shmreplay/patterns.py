@@ -64,7 +64,10 @@ class Message:
         """
         kind = self._FIELDS.get(name)
         if kind is None:
-            raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+            raise AttributeError(
+                f"{type(self).__name__} has no field {name!r}; expected one of"
+                f" {sorted(self._FIELDS)}. Use one of them."
+            )
         for group in self._ONE_OF.values():
             for other in group if name in group else ():
                 object.__setattr__(self, other, self._FIELDS[other]())
@@ -80,7 +83,8 @@ class Message:
         """
         if name not in self._FIELDS:
             raise InvalidArgumentError(
-                f"{type(self).__name__} has no field {name!r}; it has {sorted(self._FIELDS)}"
+                f"{type(self).__name__} has no field {name!r}; expected one of"
+                f" {sorted(self._FIELDS)}. Use one of them."
             )
         return name in self._present
 
@@ -92,7 +96,8 @@ class Message:
         """
         if group not in self._ONE_OF:
             raise InvalidArgumentError(
-                f"{type(self).__name__} has no group {group!r}; it has {sorted(self._ONE_OF)}"
+                f"{type(self).__name__} has no group {group!r}; expected one of"
+                f" {sorted(self._ONE_OF)}. Use one of them."
             )
         return next((name for name in self._ONE_OF[group] if name in self._present), None)
 
@@ -129,9 +134,11 @@ def _converted(owner: str, name: str, kind: Any, value: Any) -> Any:
             return value
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
-            f"{owner}.{name} takes {kind.__name__}, got {value!r:.80}"
+            f"{owner}.{name} takes {kind.__name__}, got {value!r:.80}. Give one of that type."
         ) from error
-    raise ArgumentTypeError(f"{owner}.{name} takes {kind.__name__}, got {value!r:.80}")
+    raise ArgumentTypeError(
+        f"{owner}.{name} takes {kind.__name__}, got {value!r:.80}. Give one of that type."
+    )
 
 
 def _as_json(value: Any) -> Any:
@@ -281,16 +288,20 @@ def check_configs(configs: Sequence[Config]) -> None:
         ArgumentTypeError: One is not a `Config`.
     """
     if not configs:
-        raise InvalidArgumentError("At least one config must be provided.")
+        raise InvalidArgumentError(
+            "At least one config must be provided. Got none: make them with create_config()."
+        )
     for position, config in enumerate(configs):
         if not isinstance(config, Config):
             raise ArgumentTypeError(
                 f"Invalid configuration at position {position}: expected a Config, as "
-                f"create_config() makes them, got {config!r:.80}"
+                f"create_config() makes them, got {config!r:.80}. Use create_config()."
             )
         why = _why_invalid(config)
         if why is not None:
-            raise InvalidArgumentError(f"Invalid configuration at position {position}: {why}")
+            raise InvalidArgumentError(
+                f"Invalid configuration at position {position}: {why} Make it by create_config()."
+            )
 
 
 def named_fields(config: Config) -> list[tuple[int, tree.Path]]:
@@ -347,7 +358,7 @@ def _why_invalid_node(node: PatternNode) -> str | None:
     elif node.HasField("step") and node.step <= 0:
         why = f"`step` must be > 0 but got {node.step}."
     elif node.reach > MAX_KEEP_ALIVE_REFS:
-        why = f"a pattern goes back {node.reach} steps; at most {MAX_KEEP_ALIVE_REFS}."
+        why = f"a pattern goes back {node.reach} steps; expected at most {MAX_KEEP_ALIVE_REFS}."
     return why
 
 

@@ -121,7 +121,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def _malformed(what: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"Got bytes with {what}; expected a protocol buffer in its binary form."
+        f"Got bytes with {what}; expected a protocol buffer in its binary form. Use what "
+        "SerializeToString() gives."
     )
 
 
@@ -163,7 +164,7 @@ def _spec_of(spec: Message) -> TensorSpec:
         raise InvalidArgumentError(
             f"Got a signature with a tensor {spec.text(1)!r} of TensorFlow's type {dtype}"
             f"{' and of unknown rank' if shape.integer(3) else ''}; expected a numeric type and a "
-            "known rank."
+            "known rank. Leave that column out of the signature."
         )
     sizes = [dim.integer(1) for dim in shape.messages(2)]
     return TensorSpec(

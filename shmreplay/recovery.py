@@ -171,7 +171,7 @@ def wait_for_bridge(name: str) -> None:
         if time.monotonic() > deadline:
             raise StoreExistsError(
                 f"Got recover=True for store {name!r}, whose server died, but the processes {alive}"
-                " of its bridge still run; end them."
+                " of its bridge still run; expected none. Wait, or stop them with `kill`."
             )
         time.sleep(_BRIDGE_LOOK_S)
 
@@ -308,8 +308,8 @@ def check(name: str) -> None:
             opened.release()
     if shut:
         raise TableCorruptedError(
-            f"Got store {name!r} with tables that are shut, as a repair failed: {', '.join(shut)}."
-            " `shmreplay dump` reads out what they hold."
+            f"Got store {name!r} with tables that are shut, as a repair failed: {', '.join(shut)};"
+            " expected open ones. `shmreplay dump` reads out what they hold; make it anew then."
         )
 
 
@@ -325,7 +325,10 @@ def _hold_dead(name: str) -> Iterator[NativeStore]:
             )
         opened = segment.open_segment(name, undo)
         if opened is None:
-            raise StoreNotFoundError(f"Got the store name {name!r}, but it was removed just now.")
+            raise StoreNotFoundError(
+                f"Got the store name {name!r}, but it was removed just now; expected one that is"
+                " there. Start its server again."
+            )
         yield opened[1]
 
 

@@ -40,12 +40,14 @@ class _Fields:
 
     def __init__(self, message: Any, where: str, known: Sequence[str]) -> None:
         if not isinstance(message, dict):
-            raise InvalidArgumentError(f"Got {where}: {message!r}; expected a message in braces.")
+            raise InvalidArgumentError(
+                f"Got {where}: {message!r}; expected a message in braces. Write {{ ... }}."
+            )
         unknown = sorted(set(message) - set(known))
         if unknown:
             raise InvalidArgumentError(
                 f"Got {where or 'a config'} with the field {unknown[0]!r}; expected of"
-                f" {', '.join(known)}."
+                f" {', '.join(known)}. Use one of them."
             )
         self._message: Message = message
         self._where = where
@@ -64,15 +66,19 @@ class _Fields:
         values = self.all(name)
         if not values:
             if default is None:
-                raise InvalidArgumentError(f"Got no {self.path(name)}; expected {what}.")
+                raise InvalidArgumentError(f"Got no {self.path(name)}; expected {what}. Add one.")
             return default
         value = values[-1]
         if len(values) > 1:
-            raise InvalidArgumentError(f"Got {self.path(name)} {len(values)} times; expected once.")
+            raise InvalidArgumentError(
+                f"Got {self.path(name)} {len(values)} times; expected once. Leave the others out."
+            )
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise InvalidArgumentError(f"Got {self.path(name)}: {value!r}; expected {what}.")
+            raise InvalidArgumentError(
+                f"Got {self.path(name)}: {value!r}; expected {what}. Write such a value there."
+            )
         return value
 
 
@@ -88,7 +94,9 @@ def parse_config(text: str) -> tuple[list[Table], int]:
     """
     config = _Fields(parse(text), "", ("port", "tables"))
     if not config.has("tables"):
-        raise InvalidArgumentError("Got a config without tables; expected one at least.")
+        raise InvalidArgumentError(
+            "Got a config without tables; expected one at least. Add tables { ... } to it."
+        )
     tables = [_table(each, f"tables[{i}]") for i, each in enumerate(config.all("tables"))]
     return tables, config.get("port", int, "the number of a port")
 
@@ -98,7 +106,9 @@ def _table(message: Any, where: str) -> Table:
     fields = _Fields(message, where, known)
     for name in ("sampler", "remover", "rate_limiter"):
         if not fields.has(name):
-            raise InvalidArgumentError(f"Got no {fields.path(name)}; expected a message in braces.")
+            raise InvalidArgumentError(
+                f"Got no {fields.path(name)}; expected a message in braces. Add {name} {{ ... }}."
+            )
     numbers = _Fields(
         fields.get("rate_limiter", dict, "a message"), f"{where}.rate_limiter", _LIMITER
     )
@@ -125,6 +135,7 @@ def _selector(message: Any, where: str) -> selectors.Selector:
     if len(given) != 1:
         raise InvalidArgumentError(
             f"Got {where} with {', '.join(given) or 'no kind'}; expected one of {', '.join(kinds)}."
+            " Give exactly one."
         )
     if given[0] == "prioritized":
         inner = _Fields(

@@ -118,7 +118,9 @@ class KeyDistributionOptions:
             ValueError: There is no such kind.
         """
         if name not in _DISTRIBUTIONS:
-            raise ValueError(f"Got the field {name!r}; expected one of {list(_DISTRIBUTIONS)}.")
+            raise ValueError(
+                f"Got the field {name!r}; expected one of {list(_DISTRIBUTIONS)}. Use one of them."
+            )
         return self.WhichOneof("distribution") == name
 
     def WhichOneof(self, group: str) -> str:
@@ -128,7 +130,7 @@ class KeyDistributionOptions:
             ValueError: There is no such group.
         """
         if group != "distribution":
-            raise ValueError(f"Got the group {group!r}; expected 'distribution'.")
+            raise ValueError(f"Got the group {group!r}; expected 'distribution'. Use that.")
         return "heap" if self.kind in ("min_heap", "max_heap") else self.kind
 
 
@@ -294,7 +296,7 @@ def _options_of(proto: protobuf.Message) -> KeyDistributionOptions:
         return KeyDistributionOptions("min_heap" if proto.message(4).integer(1) else "max_heap")
     raise InvalidArgumentError(
         "Got a TableInfo whose sampler or remover is of no known kind; expected fifo, lifo, "
-        "uniform, prioritized or heap."
+        "uniform, prioritized or heap. Use one as server_info() gives."
     )
 
 

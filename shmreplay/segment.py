@@ -93,7 +93,8 @@ def check_name(name: Any) -> None:
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(
-            f"Got the store name {name!r} of type {type(name).__name__}; expected a str."
+            f"Got the store name {name!r} of type {type(name).__name__}; expected a str. Give its"
+            " name as text."
         )
     if (
         not _ALLOWED.fullmatch(name)
@@ -193,8 +194,8 @@ def open_shared(shared_name: str, flags: int = 0, size: int = 0) -> int:
             raise
         raise InvalidArgumentError(
             f"Got a store of {size} bytes of address space, which cannot be created as"
-            f" {path_of(shared_name)} ({error}). Give a smaller capacity, or raise the limit on"
-            " the size of files (ulimit -f)."
+            f" {path_of(shared_name)} ({error}); expected less. Give a smaller capacity, or raise"
+            " the limit on the size of files (ulimit -f)."
         ) from error
 
 
@@ -334,7 +335,8 @@ def lay_out(
     except ArenaFullError as error:
         raise ArenaFullError(
             f"Got no room for an empty store {name!r} with a capacity of {capacity} bytes where"
-            f" {_place(path)} has {_free_bytes(path)} bytes free: {error}"
+            f" {_place(path)} has {_free_bytes(path)} bytes free: {error} Expected room for"
+            " it: free some (`shmreplay clean`), or give another capacity="
         ) from error
     return fd, native
 
@@ -393,10 +395,13 @@ def tables_of(name: str, native: NativeStore) -> list[TableConfig]:
     try:
         texts = json.loads(native.config_json)
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise InvalidArgumentError("Got other JSON than a list of texts.")
+            raise InvalidArgumentError(
+                "Got other JSON; expected a list of texts. Start the server anew."
+            )
         return [TableConfig.from_json(text) for text in texts]
     except (ValueError, RecursionError) as error:
         raise TableCorruptedError(
-            f"Got store {name!r} with damaged settings of its tables ({error}). Something wrote"
+            f"Got store {name!r} with damaged settings of its tables ({error}); expected them as"
+            " they were written. Something wrote"
             " over its memory: stop the processes that use it, and start its server anew."
         ) from error

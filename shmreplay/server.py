@@ -368,7 +368,8 @@ def _reserve_port(port: Any) -> tuple[socket.socket, int]:
     except OSError as e:
         reserved.close()
         raise errors.InvalidArgumentError(
-            f"port {number} cannot be used ({e.strerror}); choose another or leave it out"
+            f"port {number} cannot be used ({e.strerror}); expected a free one: choose another or"
+            " leave it out"
         ) from e
     return reserved, reserved.getsockname()[1]
 

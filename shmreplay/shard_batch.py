@@ -40,18 +40,20 @@ def checked_keys(keys: Any, n_shards: int) -> npt.NDArray[Any]:
         if keys.dtype.names != KEY_DTYPE.names:
             raise errors.ArgumentTypeError(
                 f"Got keys of dtype {keys.dtype}; expected (shard, key), as in info.key of a"
-                " ShardedClient's samples: a key alone does not say whose it is."
+                " ShardedClient's samples: a key alone does not say whose it is. Take them from"
+                " there."
             )
         if keys.ndim != 1:
             raise errors.InvalidArgumentError(
-                f"Got keys of shape {list(keys.shape)}; expected [N]."
+                f"Got keys of shape {list(keys.shape)}; expected [N]. Flatten them with ravel()."
             )
         array = keys.astype(KEY_DTYPE, copy=False)
     else:
         array = np.array([_checked_key(key) for key in _each(keys)], KEY_DTYPE)
     if array.size and int(array["shard"].max()) >= n_shards:
         raise errors.InvalidArgumentError(
-            f"Got a key of shard {int(array['shard'].max())}; there are {n_shards} shards."
+            f"Got a key of shard {int(array['shard'].max())}; there are {n_shards} shards. Take it"
+            " from info.key of this client's samples."
         )
     return array
 
@@ -59,7 +61,8 @@ def checked_keys(keys: Any, n_shards: int) -> npt.NDArray[Any]:
 def _each(keys: Any) -> Iterable[Any]:
     if isinstance(keys, str | bytes | set | frozenset) or not isinstance(keys, Iterable):
         raise errors.ArgumentTypeError(
-            f"Got the keys {keys!r:.80}; expected info.key, or a list of (shard, key)."
+            f"Got the keys {keys!r:.80}; expected info.key, or a list of (shard, key). Take them"
+            " from a sample."
         )
     return keys
 
@@ -69,11 +72,14 @@ def _checked_key(key: Any) -> tuple[int, int]:
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise errors.ArgumentTypeError(
             f"Got the key {key!r}; expected (shard, key), as in info.key of a ShardedClient's"
-            " samples: a key alone does not say whose it is."
+            " samples: a key alone does not say whose it is. Take it from there."
         )
     shard = limits.checked_int("shard", pair[0])
     if not 0 <= shard < 1 << 32:
-        raise errors.InvalidArgumentError(f"Got the key {key!r} of shard {shard}.")
+        raise errors.InvalidArgumentError(
+            f"Got the key {key!r} of shard {shard}; expected numbers of 0 or more. Take them from"
+            " info.key."
+        )
     return shard, limits.checked_key(pair[1])
 
 
@@ -167,13 +173,14 @@ def _check_alike(first: ReplaySample, part: ReplaySample, expected: Any, leaves:
         tree.assert_same_structure(first.data, part.data)
     except errors.InvalidArgumentError as error:
         raise errors.InvalidArgumentError(
-            f"the items that the shards gave differ in structure and cannot be stacked. {error}"
+            f"Got items of the shards that differ in structure; expected one kind. Use"
+            f" ShardedClient.sample, or give each kind a table of its own. {error}"
         ) from None
     for one, other in zip(expected, leaves, strict=True):
         if one.dtype != other.dtype or one.shape[1:] != other.shape[1:]:
             raise errors.InvalidArgumentError(
-                "the items that the shards gave cannot be stacked: a column is"
-                f" {one.dtype}{list(one.shape[1:])} on one and {other.dtype}"
+                "the items that the shards gave cannot be stacked, as one kind is expected: a"
+                f" column is {one.dtype}{list(one.shape[1:])} on one and {other.dtype}"
                 f"{list(other.shape[1:])} on another; use ShardedClient.sample"
             )
 
@@ -183,7 +190,8 @@ def _checked_out(out: Any, data: Any, arrays: Sequence[npt.NDArray[Any]]) -> lis
         tree.assert_same_structure(data, out)
     except errors.InvalidArgumentError as error:
         raise errors.InvalidArgumentError(
-            f"out must have the structure that the items were created with. {error}"
+            f"out must have the structure that the items were created with. Make it like a batch"
+            f" that sample_batch gave. {error}"
         ) from None
     given = []
     for (path, array), like in zip(tree.flatten_with_path(out), arrays, strict=True):
@@ -193,7 +201,7 @@ def _checked_out(out: Any, data: Any, arrays: Sequence[npt.NDArray[Any]]) -> lis
             got = f"{array.dtype}{list(array.shape)}" if hasattr(array, "dtype") else repr(array)
             raise errors.InvalidArgumentError(
                 f"out at {path} is {got:.80}; expected a writable array"
-                f" {like.dtype}{list(like.shape)}"
+                f" {like.dtype}{list(like.shape)}. Make it with np.empty."
             )
         given.append(array[: len(like)])
     return given

@@ -50,7 +50,9 @@ def mutate(
 ) -> None:
     """See `ShardedClient.mutate_priorities`."""
     if updates is not None and not isinstance(updates, Mapping):
-        raise errors.ArgumentTypeError(f"updates must be a dict, got {updates!r}")
+        raise errors.ArgumentTypeError(
+            f"updates must be a dict, got {updates!r}. Use {{(shard, key): priority}}."
+        )
     items = {} if updates is None else updates
     gone = checked_keys([] if deletes is None else deletes, len(group.shards))
     keys = checked_keys(list(items), len(group.shards))

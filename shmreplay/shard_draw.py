@@ -201,7 +201,8 @@ def nothing_drawn(
             reason = info.sample_blocked_by or f"has {info.current_size} items"
         reasons.append(f"{shard.name} {reason}")
     return errors.DeadlineExceededError(
-        f"no sample of table {table!r} within {seconds} s: {'; '.join(reasons)}"
+        f"no sample of table {table!r} within {seconds} s: {'; '.join(reasons)};"
+        " expected items that may be sampled. Insert more, or give a longer timeout."
     )
 
 

@@ -70,7 +70,7 @@ class ShardGroup:
             return self._pool.submit(call, *arguments)
         except RuntimeError:  # it was shut down meanwhile
             raise errors.ServerClosedError(
-                "this client is closed; make a new ShardedClient"
+                "Got a call on a closed client; expected an open one: make a new ShardedClient"
             ) from None
 
     # ------------------------------------------------------------------ which are up
@@ -78,7 +78,9 @@ class ShardGroup:
     def reach(self) -> list[Shard]:
         """The shards that are up. The first call connects to all, and waits for those to come."""
         if self._closed:
-            raise errors.ServerClosedError("this client is closed; make a new ShardedClient")
+            raise errors.ServerClosedError(
+                "Got a call on a closed client; expected an open one: make a new ShardedClient"
+            )
         if not self._connected:
             with self._connecting:
                 if not self._connected:
@@ -99,7 +101,8 @@ class ShardGroup:
         if not up:
             why = "; ".join(f"{s.name}: {s.status.problem}" for s in self.shards)
             raise errors.ServerClosedError(
-                f"none of the {len(self.shards)} shards can be used, and nothing was done. {why}"
+                f"none of the {len(self.shards)} shards can be used, and nothing was done; expected"
+                f" one at least. Start them again; they are found by themselves. {why}"
             )
         return up
 
@@ -130,7 +133,8 @@ class ShardGroup:
             info = shard.tables.get(table) if isinstance(table, str) else None
             if info is None:
                 raise errors.TableNotFoundError(
-                    f"Got the table {table!r}, which is not on {shard.name}; there are"
+                    f"Got the table {table!r}, which is not on {shard.name}; use one of those"
+                    " that there are,"
                     f" {sorted(shard.tables)}. A table of a ShardedClient must be on every shard."
                 )
             infos.append(info)
@@ -190,17 +194,21 @@ def checked_addresses(addresses: Any) -> list[str]:
     """
     if isinstance(addresses, str) or not isinstance(addresses, Iterable):
         raise errors.ArgumentTypeError(
-            f"Got the addresses {addresses!r}; expected a list of server addresses."
+            f"Got the addresses {addresses!r}; expected a list of server addresses. Use [address]"
+            " for one."
         )
     checked: list[str] = list(addresses)
     for each in checked:
         address.parse(each)
         if checked.count(each) > 1:
             raise errors.InvalidArgumentError(
-                f"Got the address {each!r} twice; its items would count twice."
+                f"Got the address {each!r} twice; expected each once, as its items would count"
+                " twice. Leave one out."
             )
     if not checked:
-        raise errors.InvalidArgumentError("Got no addresses; expected at least one server.")
+        raise errors.InvalidArgumentError(
+            "Got no addresses; expected at least one server. Give server.address of each."
+        )
     return checked
 
 

@@ -78,7 +78,8 @@ class ShardedClient:
         self._remotes = list(remote)
         if len(self._remotes) != len(self._addresses):
             raise errors.InvalidArgumentError(
-                f"Got {len(self._remotes)} RemoteOptions for {len(self._addresses)} servers."
+                f"Got {len(self._remotes)} RemoteOptions for {len(self._addresses)} servers;"
+                " expected as many. Give one for each, or one for all."
             )
         self._seed = seed
         self._closed = False

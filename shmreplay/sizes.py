@@ -145,7 +145,7 @@ def _check_steps(length: int, overlap: int, episode: int, batch: bool) -> None:
         raise InvalidArgumentError(
             f"Got items of {length} steps that overlap by {overlap}{' in a batch' * batch}, of"
             f" episodes of {episode}; expected an overlap below the number of steps, items that fit"
-            " into an episode, and one step an item in a batch."
+            " into an episode, and one step an item in a batch. Give such numbers."
         )
 
 
@@ -163,14 +163,14 @@ def _row_bytes(signature: Any) -> list[int]:
     if signature is None:
         raise InvalidArgumentError(
             "Got neither a signature nor a table that has one; expected shape and dtype of each"
-            " column of a step."
+            " column of a step. Give signature=."
         )
     sizes = []
     for path, spec in tree.flatten_with_path(as_signature(signature)):
         if any(dim is None for dim in spec.shape):
             raise InvalidArgumentError(
                 f"Got the shape {spec.shape} for column {path}; expected one that is known in all"
-                " dimensions, of a single step."
+                " dimensions, of a single step. Give its largest size."
             )
         sizes.append(int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize)
     return sizes
@@ -179,5 +179,7 @@ def _row_bytes(signature: Any) -> list[int]:
 def _at_least(name: str, value: Any, least: int) -> int:
     number = limits.checked_int(name, value)
     if number < least:
-        raise InvalidArgumentError(f"Got {name} {number}; expected at least {least}.")
+        raise InvalidArgumentError(
+            f"Got {name} {number}; expected at least {least}. Give a larger number."
+        )
     return number

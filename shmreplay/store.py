@@ -293,7 +293,9 @@ class Store(Attachment):
         """
         port = _checked_port(port)
         if port == 0:
-            raise InvalidArgumentError("Got port 0; expected the port of a server, 1 to 65535.")
+            raise InvalidArgumentError(
+                "Got port 0; expected the port of a server, 1 to 65535. Use server.port."
+            )
         with guard():
             found = ports.stores_on(port, _port_if_ours)
         return min((not served, name) for name, served in found)[1] if found else None

@@ -53,11 +53,14 @@ def checked_path(path: Any) -> str:
     """
     if not isinstance(path, str | os.PathLike):
         raise ArgumentTypeError(
-            f"Got the path {path!r} of type {type(path).__name__}; expected a str or a Path."
+            f"Got the path {path!r} of type {type(path).__name__}; expected a str or a Path. Give "
+            "it as text."
         )
     text = os.fspath(path)
     if not isinstance(text, str) or "\0" in text or "\n" in text:
-        raise InvalidArgumentError(f"Got the path {path!r}; expected text of one line.")
+        raise InvalidArgumentError(
+            f"Got the path {path!r}; expected text of one line. Choose another."
+        )
     directory, name = os.path.split(os.path.abspath(text))
     if (
         not text

@@ -88,7 +88,8 @@ class StructuredWriter(StructuredCore):
         """
         if not isinstance(configs, Sequence):
             raise errors.ArgumentTypeError(
-                f"configs must be a list of Config, as create_config() makes them, got {configs!r}"
+                f"configs must be a list of Config, got {configs!r}. Make them with "
+                "create_config()."
             )
         configs = list(configs)
         check_configs(configs)

@@ -71,6 +71,7 @@ class _Parser:
         got = repr(self._token) if self._token else "the end of the text"
         raise InvalidArgumentError(
             f"Got {got} in line {line}, column {column} of a text of a message; expected {wanted}."
+            " Write it as in 'port: 8000 tables { table_name: ... }'."
         )
 
     def _take(self, mark: str) -> bool:

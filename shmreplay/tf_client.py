@@ -84,8 +84,9 @@ class TFClient:
             got = [tf.as_dtype(leaf.dtype) for leaf in leaves]
             if got != wanted:
                 raise ValueError(
-                    f"the item has columns of {[d.name for d in got]}, data_dtypes says "
-                    f"{[d.name for d in wanted]}"
+                    f"Got an item with columns of {[d.name for d in got]}; expected what "
+                    "data_dtypes "
+                    f"says, {[d.name for d in wanted]}. Give data_dtypes those of the items."
                 )
             values = [dt.type(value) for dt, value in zip(INFO_DTYPES, info, strict=True)]
             return [*values, *leaves]
@@ -118,13 +119,17 @@ class TFClient:
         """
         tf = self._tf
         if tables.dtype != tf.string or tables.shape.rank != 1:
-            raise ValueError(f"tables must be a string tensor of rank 1, got {tables}")
+            raise ValueError(
+                f"tables must be a string tensor of rank 1, got {tables}. Use tf.constant([name])."
+            )
         if priorities.dtype != tf.float64 or priorities.shape.rank != 1:
-            raise ValueError(f"priorities must be a float64 tensor of rank 1, got {priorities}")
+            raise ValueError(
+                f"priorities must be a float64 tensor of rank 1, got {priorities}. Use tf.cast()."
+            )
         if not tables.shape.is_compatible_with(priorities.shape):
             raise ValueError(
                 "priorities and tables must have the same shape, got "
-                f"{priorities.shape} and {tables.shape}"
+                f"{priorities.shape} and {tables.shape}. Give one for each table."
             )
 
         def put(names: Any, values: Any, *leaves: Any) -> None:

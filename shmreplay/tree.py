@@ -196,8 +196,8 @@ def unflatten_as(structure: Any, flat: Iterable[Any]) -> Any:
     wanted = len(flatten(structure))
     if len(leaves) != wanted:
         raise InvalidArgumentError(
-            f"Got {len(leaves)} leaves for a structure that has {wanted}. Give one value for each"
-            " leaf, in the order of flatten()."
+            f"Got {len(leaves)} leaves for a structure that has {wanted}. Expected is one"
+            " for each leaf: give them in the order of flatten()."
         )
     return _unflatten_from(structure, iter(leaves))
 
@@ -245,7 +245,8 @@ def assert_same_structure(first: Any, second: Any) -> None:
         if items_one is None or items_two is None or label(one) != label(two):
             raise InvalidArgumentError(
                 f"Got structures that differ at {path!r}: {label(one)} in the first but"
-                f" {label(two)} in the second. Give both the same containers, lengths and keys."
+                f" {label(two)} in the second; expected one. Give both the same containers, "
+                "lengths and keys."
             )
         _check_depth(len(path))
         for (key, child_one), (_, child_two) in zip(items_one, items_two, strict=True):
@@ -417,5 +418,5 @@ def _shortened(value: Any) -> str:
 def _malformed(what: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"Got a description of a structure with {what}; expected what structure_to_json() returns."
-        " It was damaged, or written by another version."
+        " It was damaged, or written by another version: write it anew."
     )

@@ -22,7 +22,7 @@ DEADLINE_S = 120
 
 
 # Packages of the extras: a block that imports one is skipped where it is not installed.
-EXTRAS = ("torch", "jax", "stable_baselines3", "minari", "gymnasium")
+EXTRAS = ("torch", "jax", "stable_baselines3", "minari", "gymnasium", "prometheus_client")
 
 
 def title(code: str) -> str:
@@ -34,7 +34,7 @@ def title(code: str) -> str:
 def test_python_block_runs(code: str, tmp_path: Path) -> None:
     imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
     for name in sorted(imported & set(EXTRAS)):
-        pytest.importorskip(name)
+        pytest.importorskip(name, reason=f"{name} is not installed; tests/README.md says how")
     program = tmp_path / "snippet.py"  # a file, since spawned processes import it
     program.write_text(code)
     result = subprocess.run(

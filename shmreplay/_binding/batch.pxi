@@ -87,7 +87,9 @@ cdef class Batch:
         cdef uint32_t i
         cdef int rc
         if k == 0 or k >= self.n:
-            raise errors.InvalidArgumentError(f"{k} of {self.n} items")
+            raise errors.InvalidArgumentError(
+                f"Got {k} items to take of {self.n}; expected at most those. Give a smaller "
+                "number.")
         self.bound(k)
         self.session.usable()
         other.usable()
@@ -169,9 +171,13 @@ cdef class Batch:
 
     cdef int bound(self, uint32_t i) except -1:
         if i >= self.n:
-            raise IndexError(f"item {i} of a batch of {self.n}")
+            raise IndexError(
+                f"Got the index {i}; expected one below {self.n}, the items of the batch. Use "
+                "another.")
         if self.released:
-            raise errors.ReverbError("this batch was released; its data may be gone")
+            raise errors.ReverbError(
+                "Got a batch that was released, so that its data may be gone; expected use within "
+                "its `with` block. Copy what is needed longer.")
         return 0
 
     def info_of(self, uint32_t i):
@@ -229,7 +235,8 @@ cdef class Batch:
         self.bound(0)
         if sr_item_columns(&self.session.store.st, &self.items[0]) != plan.n:
             raise errors.TableCorruptedError(
-                "an item has another number of columns than its structure says")
+                "Got an item with another number of columns than its structure says; expected as "
+                "many. Something wrote over the store: start its server anew.")
         if arrays is None:
             arrays = []
         try:
@@ -250,7 +257,7 @@ cdef class Batch:
                     if <uint64_t>bufs[c].len != nbytes[c] * self.n:
                         raise errors.InvalidArgumentError(
                             f"out column {c} has {bufs[c].len} bytes, expected "
-                            f"{nbytes[c] * self.n}")
+                            f"{nbytes[c] * self.n}. Make it with np.empty of that size.")
             with nogil:
                 rc = sr_gather(
                     &self.session.store.st, self.n, self.items, plan.n, dst, nbytes, &bad)
@@ -307,7 +314,8 @@ cdef class Batch:
         self.bound(i)
         if sr_item_columns(&self.session.store.st, &self.items[i]) != plan.n:
             raise errors.TableCorruptedError(
-                "an item has another number of columns than its structure says")
+                "Got an item with another number of columns than its structure says; expected as "
+                "many. Something wrote over the store: start its server anew.")
         for c in range(plan.n):
             p = sr_item_view(&self.session.store.st, &self.items[i], c)
             if p == NULL:
@@ -384,7 +392,9 @@ cdef class Batch:
         cdef uint32_t got = 0, bad = 0, c
         cdef int rc
         if n_cols > SR_COLUMNS_MAX or count == 0:
-            raise errors.InvalidArgumentError(f"{n_cols} columns, {count} items")
+            raise errors.InvalidArgumentError(
+                f"Got {n_cols} columns and {count} items; expected at least one of each and "
+                "no more than there are. Give fewer.")
         self.bound(first + count - 1)
         try:
             for c in range(n_cols):
@@ -420,7 +430,9 @@ cdef class StackPlan:
         self.n = <uint32_t>len(self.dtypes)
         self.last = [(0, 0, ())] * self.n
         if self.n > SR_COLUMNS_MAX:
-            raise errors.TableCorruptedError(f"an item structure of {self.n} columns")
+            raise errors.TableCorruptedError(
+                f"Got an item structure of {self.n} columns; expected fewer. Something wrote over "
+                "the store: start its server anew.")
 
     cdef tuple shape_of_one(self, uint32_t c, uint32_t length):
         """Of the column of an item by itself."""

@@ -99,7 +99,8 @@ cdef class Flat:
         self.n = <uint64_t>self.view.len // size
         if count is not None and count > self.n:
             raise errors.InvalidArgumentError(
-                f"Got an array of {self.n} elements of {size} bytes; expected at least {count}.")
+                f"Got an array of {self.n} elements of {size} bytes; expected at least {count}. "
+                "Give a longer one.")
 
     def __dealloc__(self):
         if self.held:
@@ -108,7 +109,9 @@ cdef class Flat:
 
 cdef checkpoint_status(int rc, str what, Store store):
     if rc == SR_CORRUPT or rc == SR_INVALID:
-        raise errors.CheckpointError(f"{what}: what is there does not hold together")
+        raise errors.CheckpointError(
+            f"{what}: Got a checkpoint that does not hold together; expected one as it was "
+            "written. Restore another checkpoint.")
     if rc != SR_OK:
         raise_status(rc, what, store)
 
@@ -362,7 +365,7 @@ def restore_rows(Store store, str path, offs, heads, where, uint64_t next_block,
                              <uint64_t *>w.at, &next_block, <char *>d.at, first, d.n)
     if rc == SR_INVALID and next_block < o.n:
         raise errors.CheckpointError(
-            f"{path} at offset {(<uint64_t *>w.at)[next_block]}: Got rows that are not those of "
+            f"{path} at offset {(<uint64_t *>w.at)[next_block]}: Got other rows than expected of "
             "their block. Restore another checkpoint.")
     checkpoint_status(rc, "restoring steps", store)
     return next_block

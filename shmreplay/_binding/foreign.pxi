@@ -16,7 +16,8 @@ cdef TrajectoryColumn freeze(RowWriter writer, TrajectoryColumn c, number, list 
         return c
     if c.writer.session.store is not writer.session.store:
         raise errors.InvalidArgumentError(
-            f"column {c.column.path} belongs to a writer of another store")
+            f"Got column {c.column.path}, which belongs to a writer of another store; expected "
+            "one of this. Append the values to a writer of this store.")
     copy = Column(c.column.path, c.column.code, c.column.shape, c.n, FOREIGN)
     c.writer.enter()
     try:

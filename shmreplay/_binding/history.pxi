@@ -13,7 +13,8 @@ cdef class ColumnHistory:
     cdef inline RowWriter owner(self):
         if self.writer == NULL:
             raise errors.WriterClosedError(
-                "the writer of this history is gone; keep a reference to it")
+                "Got a history whose writer is gone; expected an open writer. Keep a reference to "
+                "it.")
         return <RowWriter><object>self.writer
 
     def __len__(self):
@@ -42,8 +43,8 @@ cdef class ColumnHistory:
         if isinstance(index, list):
             return self.pick(<list>index, n)
         raise errors.ArgumentTypeError(
-            f"history of column {self.column.path} is indexed by int, slice or list of int, got "
-            f"{type(index).__name__}")
+            f"history of column {self.column.path} must be indexed by int, slice or list of int, "
+            f"got {type(index).__name__}. Use for instance history[-1] or history[-3:].")
 
     cdef TrajectoryColumn slice(self, object index, Py_ssize_t n):
         cdef Py_ssize_t start, stop, step
@@ -52,10 +53,12 @@ cdef class ColumnHistory:
             PySlice_Unpack(index, &start, &stop, &step)
         except TypeError as e:
             raise errors.ArgumentTypeError(
-                f"history of column {self.column.path}: {index!r}: {e}") from None
+                f"history of column {self.column.path}: Got the index {index!r}: {e}; expected "
+                "steps that it has. Use for instance [-1] or [-3:].") from None
         except ValueError as e:
             raise errors.InvalidArgumentError(
-                f"history of column {self.column.path}: {index!r}: {e}") from None
+                f"history of column {self.column.path}: Got the index {index!r}: {e}; expected "
+                "steps that it has. Use for instance [-1] or [-3:].") from None
         # Unlike a list, a bound beyond the history is an error and not cut off: that would be
         # another trajectory than was asked for.
         if step > 0:
@@ -117,7 +120,7 @@ cdef class ColumnHistory:
             except TypeError:
                 raise errors.ArgumentTypeError(
                     f"history of column {self.column.path} is indexed by list of int, "
-                    f"got {index[i]!r} in it") from None
+                    f"got {index[i]!r} in it; each must be an int. Use int().") from None
             if k < -n or k >= n:
                 raise errors_index(self.column.path, index[i], n)
             t.values[i] = self.column.value_of_step(
@@ -133,17 +136,19 @@ cdef inline Py_ssize_t bound_of(object path, Py_ssize_t bound, Py_ssize_t n,
         raise errors.InvalidArgumentError(
             f"slice bound {bound} reaches outside the history of column {path}, which has {n} "
             "steps; "
-            "a trajectory column cannot contain any None data references")
+            "a trajectory column cannot contain any None data references. Use bounds within it.")
     return bound + n if bound < 0 else bound
 
 
 cdef errors_index(path, index, n):
     return HistoryIndexError(
-        f"index {index} is outside the history of column {path}, which has {n} steps")
+        f"index {index} is outside the history of column {path}, which has {n} steps; expected "
+        "one of those. Append more steps first, or use another.")
 
 
 cdef errors_none(path):
     return errors.InvalidArgumentError(
         f"column {path}: cannot contain any None data references: a step asked for has no value "
         "of this column, or is older than "
-        "num_keep_alive_refs and forgotten")
+        "num_keep_alive_refs and forgotten. It must be there: leave that step out, or raise "
+        "num_keep_alive_refs.")

@@ -43,7 +43,9 @@ def peek_table(Store store, uint32_t table):
     store.usable()
     cdef sr_table_info i
     if sr_peek_table(&store.st, table, &i) != SR_OK:
-        raise errors.TableCorruptedError(f"table {table} is not in the store")
+        raise errors.TableCorruptedError(
+            f"Got the number {table}; expected that of a table in the store. Something wrote over "
+            "its memory: start its server anew.")
     return table_counts(&i)
 
 

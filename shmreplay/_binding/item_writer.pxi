@@ -18,11 +18,12 @@ cdef double checked_priority(Store store, uint32_t t, str table, object priority
         p = priority
     except TypeError:
         raise errors.ArgumentTypeError(
-            f"priority must be a number, got {type(priority).__name__}: {priority!r}") from None
+            f"priority must be a number, got {type(priority).__name__}: {priority!r}. Give a "
+            "float.") from None
     except OverflowError:
         raise errors.PriorityError(
             f"Priority must fit a float64. Table {table!r} was given an int beyond "
-            "that.") from None
+            "that. Give a smaller one.") from None
     if not sr_priority_ok(&store.st, t, p):
         raise bad_priority(table, p)
     return p
@@ -279,7 +280,8 @@ cdef class ItemWriter(StepWriter):
         leaves.extend(flatten(trajectory))
         if len(leaves) > SR_COLUMNS_MAX:
             raise errors.InvalidArgumentError(
-                f"a trajectory of {len(leaves)} columns; at most {SR_COLUMNS_MAX}")
+                f"Got a trajectory of {len(leaves)} columns; expected at most {SR_COLUMNS_MAX}. "
+                "Merge some, or leave some out.")
         plan.n = <uint32_t>len(leaves)
         plan.node = compile_node(trajectory)
         plan.table = -1
@@ -331,11 +333,13 @@ cdef class ItemWriter(StepWriter):
 
         Leaves are (dtype code, shape of a value, squeezed).
         """
-        raise errors.ReverbError("a writer needs schema_for")
+        raise errors.ReverbError(
+            "Got a writer of the base class, which needs schema_for. Derive one that has it.")
 
     def find_schema(self, trajectory, leaves):
         """Number of the structure in the store, None where no item has had it."""
-        raise errors.ReverbError("a writer needs find_schema")
+        raise errors.ReverbError(
+            "Got a writer of the base class, which needs find_schema. Derive one that has it.")
 
     def check_signature(self, table_number, table, trajectory, leaves):
         """Check against the table's signature; gives the leading dimensions it demands, or None."""

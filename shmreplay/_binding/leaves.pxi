@@ -45,7 +45,7 @@ cdef const void *take_leaf(Column c, object leaf, Py_buffer *buf, char *scratch)
     if kind is int and c.code == 5 and c.ndim == 0:
         raise errors.SignatureError(
             f"Tensor of wrong dtype provided for column {c.path}. Got {leaf} which does not fit "
-            "int64.")
+            "int64; expected less than 2**63. Use np.uint64 or a float from the first step on.")
     if not PyObject_CheckBuffer(leaf) or isinstance(leaf, (bytes, bytearray, str)):
         leaf = as_array(leaf, c.path)
     try:
@@ -76,7 +76,7 @@ cdef const void *check_leaf(Column c, object leaf, Py_buffer *buf) except NULL:
         raise errors.SignatureError(
             f"Tensor of wrong dtype provided for column {c.path}. Got {dtype_name(array.dtype)} "
             "but expected "
-            f"{dtype_name(dtype_from_code(c.code))}.")
+            f"{dtype_name(dtype_from_code(c.code))}. Convert it with np.asarray(x, dtype).")
     if fits:
         for i in range(c.ndim):
             if buf.shape[i] != c.dims[i]:
@@ -86,5 +86,6 @@ cdef const void *check_leaf(Column c, object leaf, Py_buffer *buf) except NULL:
         raise errors.SignatureError(
             f"Tensor of incompatible shape provided for column {c.path}. Got {shape_text(given)} "
             "which is incompatible with "
-            f"{shape_text(c.shape)}.")
+            f"{shape_text(c.shape)}. Expected is the shape of the first value: reshape it, or use "
+            "another name for it.")
     return buf.buf if buf.buf != NULL else <const void *>c.dims

@@ -160,8 +160,8 @@ cdef class DecodedRows:
 
 cdef errors_damaged_rows(str why):
     return errors.TableCorruptedError(
-        f"compressed steps are damaged ({why}); `shmreplay check` says more of the store, and "
-        "`shmreplay dump` reads out what is whole")
+        f"Got compressed steps that are damaged ({why}); expected them as they were written. "
+        "`shmreplay check` says more of the store, and `shmreplay dump` reads out what is whole")
 
 
 cdef bytes decode_group(const sr_rows_at *at, uint64_t group):

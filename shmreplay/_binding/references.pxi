@@ -49,7 +49,7 @@ cdef inline int check_runs(uint32_t n) except -1:
     if n > RUNS_MAX:
         raise errors.InvalidArgumentError(
             f"the trajectory falls into {n} separate runs of steps; at most {RUNS_MAX} fit one "
-            "item")
+            "item. Take fewer steps, or steps that follow each other.")
     return 0
 
 
@@ -79,18 +79,20 @@ cdef bint check_columns(RowWriter writer, list leaves) except -1:
             raise errors.ArgumentTypeError(
                 f"leaf {i} of the trajectory is a {type(leaf).__name__}; every leaf must be a "
                 "TrajectoryColumn, "
-                "that is a slice of writer.history")
+                "that is a slice of writer.history. Use for instance writer.history['x'][-1].")
         c = <TrajectoryColumn>leaf
         if c.n == 0:
             n_empty += 1
         if c.writer is not writer:
             foreign = True
     if n_empty == len(leaves):
-        raise errors.InvalidArgumentError("trajectory must not be empty.")
+        raise errors.InvalidArgumentError(
+            "trajectory must not be empty. Got no columns: give slices of writer.history.")
     if n_empty:
         bad = [(<TrajectoryColumn>x).column.path for x in leaves if len(x) == 0]
         raise errors.InvalidArgumentError(
-            f"columns {bad} of the trajectory are empty; each must refer to a step at least")
+            f"columns {bad} of the trajectory are empty; each must refer to a step at least. "
+            "Leave them out, or append more steps first.")
     return foreign
 
 

@@ -65,7 +65,8 @@ cdef class RowWriter:
             if self.owner == PyThread_get_thread_ident():
                 # By a leaf's __array__, or a signal handler, that calls the writer it is given to.
                 raise errors.WriterStateError(
-                    "the writer was called from within a call of its own, on the same thread")
+                    "Got a call of the writer from within a call of its own, on the same thread; "
+                    "expected that call to end first. Make it after that.")
             with nogil:
                 PyThread_acquire_lock(self.lock, 1)
         self.owner = PyThread_get_thread_ident()

@@ -38,7 +38,8 @@ cdef class Session:
     cdef inline int usable(self) except -1:
         if not self.open:
             raise errors.WriterClosedError(
-                "this writer, sampler or client is closed; make a new one")
+                "Got a call on a closed writer, sampler or client; expected an open one. Make a "
+                "new one.")
         return self.store.usable()
 
     def close(self):
@@ -79,7 +80,8 @@ cdef class Session:
         if slice_ms == 0:
             raise errors.DeadlineExceededError(
                 f"{what} in table {self.store.table_name(table)!r} was not done within {timeout} "
-                "s: its extensions are behind")
+                "s: its extensions are behind and must catch up. Give a longer timeout, or make "
+                "them faster.")
         if log is None:
             log = WaitLog(lambda: f"{what} in table {self.store.table_name(table)!r}: its "
                           "extensions are behind")
@@ -109,7 +111,8 @@ cdef class Session:
             try:
                 if k.len != p.len or k.len % 8 != 0:
                     raise errors.InvalidArgumentError(
-                        f"{k.len // 8} keys but {p.len // 8} priorities")
+                        f"Got {p.len // 8} priorities for {k.len // 8} keys; expected as many. "
+                        "Give one for each key.")
                 n = <uint32_t>(k.len // 8)
                 step = self.keys_at_once(table, n)
                 while True:
@@ -424,7 +427,8 @@ cdef class Session:
         self.usable()
         batch.bound(i)
         if batch.session is not self:
-            raise errors.InvalidArgumentError("the batch belongs to another session")
+            raise errors.InvalidArgumentError(
+                "Got a batch of another session; expected one of this. Sample it here.")
         item.ref = batch.items[i].ref
         item.row_start = batch.items[i].row_start
         item.row_count = batch.items[i].row_count

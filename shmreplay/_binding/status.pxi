@@ -39,8 +39,9 @@ cdef raise_status(int rc, str what, Store store=None):
             "fewer rows at once).")
     if rc == SR_CLOSED:
         raise errors.ServerClosedError(
-            f"{what}: the server has closed this store: its memory and its items are gone. Once it "
-            "runs again, a Client goes on with its next call; make new writers and samplers of it.")
+            f"{what}: the server has closed this store: its memory and its items are gone; "
+            "expected a running one. Once it runs again, a Client goes on with its next call; "
+            "make new writers and samplers of it.")
     if rc == SR_CORRUPT:
         raise errors.TableCorruptedError(
             f"{what}: what the table holds contradicts itself, and repairing it did not help; it "
@@ -53,5 +54,7 @@ cdef raise_status(int rc, str what, Store store=None):
             "different item structures). Close what is not needed or give the server a larger "
             "capacity=.")
     if rc == SR_SYS:
-        raise OSError(d.sys_errno, f"{what}: a system call failed")
-    raise errors.InvalidArgumentError(f"{what}: refused by the core as out of range (status {rc})")
+        raise OSError(d.sys_errno, f"{what}: a system call failed. `shmreplay doctor` may say more")
+    raise errors.InvalidArgumentError(
+        f"{what}: Got what the core refuses as out of range (status {rc}); expected less. Give "
+        "smaller numbers.")

@@ -38,7 +38,8 @@ cdef class StepWriter(RowWriter):
             raise_status(SR_CLOSED, "append", self.session.store)
         if self.in_place:
             raise errors.WriterStateError(
-                "a step is being written in place; leave its `with next_step()` block first")
+                "Got a call while a step is being written in place; expected that to be over. "
+                "Leave its `with next_step()` block first.")
         self.row_columns = None
         if (plan is not None and plan.flat and type(data) is dict
                 and self.append_plain(<dict>data, plan)):
@@ -187,7 +188,8 @@ cdef class StepWriter(RowWriter):
         array = as_array(leaf, path)
         if number >= SR_COLUMNS_MAX:
             raise errors.SignatureError(
-                f"column {path}: a writer has at most {SR_COLUMNS_MAX} columns")
+                f"Got column {path} as one more; a writer has at most {SR_COLUMNS_MAX} columns. "
+                "Merge some into one array.")
         keep, _ = self.configured.get(path, (self.keep_alive, None))
         cdef int code = dtype_code(array.dtype, path)
         if is_text(code):
@@ -210,7 +212,9 @@ cdef class StepWriter(RowWriter):
         cdef Column c
         cdef object leaf
         if n > SR_COLUMNS_MAX:
-            raise errors.SignatureError(f"a step has {n} leaves; at most {SR_COLUMNS_MAX}")
+            raise errors.SignatureError(
+                f"Got a step of {n} leaves; expected at most {SR_COLUMNS_MAX}. Merge some into "
+                "one array.")
         memset(bufs, 0, n * sizeof(Py_buffer))
         try:
             for i in range(n):
@@ -245,7 +249,8 @@ cdef class StepWriter(RowWriter):
             if c is None:
                 if len(self.columns) >= SR_COLUMNS_MAX:
                     raise errors.SignatureError(
-                        f"column {path}: a writer has at most {SR_COLUMNS_MAX} columns")
+                        f"Got column {path} as one more; a writer has at most {SR_COLUMNS_MAX} "
+                        "columns. Merge some into one array.")
                 keep, _ = self.configured.get(path, (self.keep_alive, None))
                 c = Column(path, code, shape, keep, <uint32_t>len(self.columns))
                 self.by_path[path] = c
@@ -255,7 +260,7 @@ cdef class StepWriter(RowWriter):
                     f"column {path} has dtype {dtype_name(dtype_from_code(c.code))} and shape "
                     f"{shape_text(c.shape)}, "
                     f"but was asked for with {dtype_name(dtype_from_code(code))} "
-                    f"{shape_text(shape)}")
+                    f"{shape_text(shape)}; expected what it has. Use another name for others.")
             return c.number
         finally:
             self.leave()
@@ -282,16 +287,23 @@ cdef class StepWriter(RowWriter):
         self.enter()
         try:
             if self.in_place or (n != 1 and not close):
-                raise errors.WriterStateError("rows cannot be appended to an open step")
+                raise errors.WriterStateError(
+                    "Got rows while a step is open; expected it to be finished. Finish it by "
+                    "append().")
             for k in numbers:
                 if not 0 <= k < len(self.columns):
-                    raise errors.SignatureError(f"column {k} of {len(self.columns)}")
+                    raise errors.SignatureError(
+                        f"Got column {k}; expected one below {len(self.columns)}. Declare it "
+                        "first.")
                 if self.step_open and (<Column>self.columns[k]).open_step == self.step:
                     raise errors.SignatureError(
                         f"Field {(<Column>self.columns[k]).path} has already been set in the "
-                        "active step by previous (partial) append call")
+                        "active step by previous (partial) append call; expected once. Leave it "
+                        "out.")
             if len(set(numbers)) != len(numbers) or len(arrays) != len(numbers):
-                raise errors.SignatureError(f"{len(arrays)} arrays for the columns {numbers}")
+                raise errors.SignatureError(
+                    f"Got {len(arrays)} arrays for the columns {numbers}; expected one for each. "
+                    "Give as many.")
             group = self.groups.get(numbers) if numbers else None
             if group is None and numbers:
                 group = Group([self.columns[k] for k in numbers])
@@ -317,8 +329,8 @@ cdef class StepWriter(RowWriter):
                 got += 1
                 if <uint64_t>bufs[c].len != <uint64_t>n * group.row_bytes[c]:
                     raise errors.InvalidArgumentError(
-                        f"column {group.numbers[c]}: {bufs[c].len} bytes for {n} rows of "
-                        f"{group.row_bytes[c]}")
+                        f"column {group.numbers[c]}: Got {bufs[c].len} bytes; expected {n} rows of "
+                        f"{group.row_bytes[c]}. Give as many.")
             for i in range(n):
                 for c in range(group.n):
                     src[c] = <char *>bufs[c].buf + <uint64_t>i * group.row_bytes[c]
@@ -379,7 +391,8 @@ cdef class StepWriter(RowWriter):
         try:
             if self.in_place or self.step_open:
                 raise errors.WriterStateError(
-                    "the step is open already; finish it before next_step()")
+                    "Got next_step() while a step is open already; expected none. Finish it by "
+                    "append().")
             return self.place_arrays(self.group_of([self.columns[k] for k in numbers]))
         finally:
             self.leave()

@@ -19,7 +19,9 @@ cdef class Store:
     def __cinit__(self, int fd, uint64_t nbytes):
         self.fork_count = _fork_count
         if sr_store_map(&self.st, fd, nbytes) != SR_OK:
-            raise OSError(f"cannot map a store of {nbytes} bytes of address space; see ulimit -v")
+            raise OSError(
+                f"cannot map a store of {nbytes} bytes of address space; there must be as much: "
+                "see ulimit -v")
 
     def __dealloc__(self):
         sr_store_unmap(&self.st)
@@ -27,12 +29,13 @@ cdef class Store:
     cdef inline int usable(self) except -1:
         if self.fork_count != _fork_count:
             raise errors.ForkedHandleError(
-                "this handle was made before a fork and belongs to the parent process; make a new "
-                "Client, writer or "
+                "Got a handle that was made before a fork: this handle belongs to the parent "
+                "process; expected one of this process. Make a new Client, writer or "
                 "sampler in the child")
         if self.st.hdr == NULL:
             raise errors.StoreNotFoundError(
-                "the store is not attached; call attach() or format() first")
+                "Got a store that is not attached; expected it to be: call attach() or format() "
+                "first")
         return 0
 
     def format(self, uint64_t generation, uint64_t capacity, uint32_t n_arenas,
@@ -64,8 +67,8 @@ cdef class Store:
             return False
         if rc == SR_VERSION:
             raise errors.VersionMismatchError(
-                f"the store has layout version {d.asked}, signature {d.found_signature:016x}; "
-                "this package has version "
+                f"Got a store of layout version {d.asked}, signature {d.found_signature:016x}; "
+                "expected what this package has, version "
                 f"{d.available}, signature {d.expected_signature:016x}. Use the same package, "
                 "Python build and C library "
                 "on both sides.")
@@ -208,7 +211,8 @@ cdef class Store:
         cdef uint64_t words[2]
         cdef uint32_t number = 0
         if len(name) != sizeof(words):
-            raise errors.InvalidArgumentError(f"a name of {len(name)} bytes")
+            raise errors.InvalidArgumentError(
+                f"Got a name of {len(name)} bytes; expected fewer. Choose a shorter one.")
         memcpy(words, <const char *>name, sizeof(words))
         cdef int rc = sr_receipt_open(&self.st, words, lane, owner, &number)
         if rc != SR_OK:
@@ -278,7 +282,8 @@ cdef class Store:
         try:
             if b.itemsize != sizeof(sr_listed):
                 raise errors.InvalidArgumentError(
-                    f"out has {b.itemsize} bytes an item, expected {sizeof(sr_listed)}")
+                    f"Got out with {b.itemsize} bytes an item; expected {sizeof(sr_listed)}. Use "
+                    "np.empty of that.")
             with nogil:
                 rc = sr_list(
                     &self.st, table, &cursor, <uint32_t>(b.len // b.itemsize), <sr_listed *>b.buf,
@@ -328,7 +333,8 @@ cdef class Store:
             rc = sr_check(&self.st, number, why, sizeof(why))
         if rc == SR_CORRUPT:
             raise errors.TableCorruptedError(
-                f"consistency check failed: {why.decode(errors='replace')}")
+                f"consistency check failed: {why.decode(errors='replace')}. Expected all to hold "
+                "together: `shmreplay dump` reads out what it holds; start its server anew.")
         if rc != SR_OK:
             raise_status(rc, "checking the store")
 
@@ -358,7 +364,9 @@ cdef class Store:
         cdef uint64_t n
         cdef const char *text = sr_schema_text(&self.st, number, &n)
         if text == NULL:
-            raise errors.TableCorruptedError(f"item structure {number} is not in the store")
+            raise errors.TableCorruptedError(
+                f"Got item structure {number}; expected one that is in the store. Something wrote "
+                "over its memory: start its server anew.")
         return text[:n]
 
     def wait_insert(self, uint32_t table, uint32_t seq, uint32_t timeout_ms):
@@ -400,7 +408,8 @@ cdef class Store:
             return
         if self.events_behind(table):
             raise errors.ExtensionError(
-                f"an extension's method asked for a change of table {self.table_name(table)!r}, "
+                f"Got a change of table {self.table_name(table)!r} from an extension's method, "
+                "expected room to tell its extensions of it; the table"
                 "which has no room to tell its extensions of it before they return: it would wait "
                 "for itself. Make fewer changes in one method, or make them in a thread of your "
                 "own.")

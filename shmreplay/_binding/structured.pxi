@@ -98,7 +98,8 @@ cdef class StructuredCore:
             raise_status(SR_CLOSED, "append", w.session.store)
         if w.in_place:
             raise errors.WriterStateError(
-                "a step is being written in place; leave its `with next_step()` block first")
+                "Got a call while a step is being written in place; expected that to be over. "
+                "Leave its `with next_step()` block first.")
         if ((self.plain is not None and type(data) is dict
                 and w.append_plain(<dict>data, self.plain)) or self.append_slowly(data)):
             if self.newest_used != w.step:
@@ -128,7 +129,8 @@ cdef class StructuredCore:
                 raise step_unknown()
             if w.in_place or w.step_open:
                 raise errors.WriterStateError(
-                    "the step is open already; finish it before next_step()")
+                    "Got next_step() while a step is open already; expected none. Finish it by "
+                    "append().")
             group = w.group_of(self.columns) if self.group is None else self.group
             arrays = [None] * len(self.paths)
             for i, array in zip(self.used, w.place_arrays(group)):

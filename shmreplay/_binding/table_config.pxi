@@ -6,7 +6,8 @@ cdef int fill_table_config(sr_table_config *c, object cfg, object seed, object k
     memset(c, 0, sizeof(sr_table_config))
     if len(name) >= SR_NAME_BYTES:
         raise errors.InvalidArgumentError(
-            f"table name {cfg.name!r} has {len(name)} bytes; at most {SR_NAME_BYTES - 1}")
+            f"Got the table name {cfg.name!r} of {len(name)} bytes; expected at most "
+            f"{SR_NAME_BYTES - 1}. Choose a shorter one.")
     memcpy(c.name, <const char *>name, len(name))
     c.sampler_kind = SELECTOR_CODES[cfg.sampler_kind]
     c.remover_kind = SELECTOR_CODES[cfg.remover_kind]
@@ -67,7 +68,8 @@ def size_of_block(uint32_t n_tables, row_bytes, uint32_t rows):
     cdef uint64_t sizes[SR_COLUMNS_MAX]
     cdef uint32_t n = <uint32_t>len(row_bytes)
     if not 1 <= n <= SR_COLUMNS_MAX:
-        raise errors.InvalidArgumentError(f"got {n} columns; expected 1 to {SR_COLUMNS_MAX}")
+        raise errors.InvalidArgumentError(
+            f"Got {n} columns; expected 1 to {SR_COLUMNS_MAX}. Merge some, or leave some out.")
     for i in range(n):
         sizes[i] = row_bytes[i]
     return sr_size_block(n_tables, n, sizes, rows)

@@ -34,17 +34,18 @@ cdef class TrajectoryColumn:
             if x is None:
                 raise errors.InvalidArgumentError(
                     f"a trajectory column cannot contain any None data references: the column at "
-                    f"path {path} got {references!r:.80}")
+                    f"path {path} got {references!r:.80}; each must be there. Leave them out.")
             if type(x) is not TrajectoryColumn or (<TrajectoryColumn>x).n != 1:
                 raise errors.ArgumentTypeError(
-                    f"a data reference is a TrajectoryColumn of one value, got {x!r}")
+                    f"a data reference must be a TrajectoryColumn of one value, got {x!r}. "
+                    "Take it from writer.history, as in history[-1].")
         if not references:
             raise errors.InvalidArgumentError(
-                "a trajectory column must not be empty: 0 data references given")
+                "a trajectory column must not be empty: got 0 data references. Give at least one.")
         if squeeze and len(references) != 1:
             raise errors.InvalidArgumentError(
-                f"a squeezed column has exactly one data reference, got {len(references)}; use "
-                "squeeze=False")
+                f"a squeezed column must have exactly one data reference, got {len(references)}; "
+                "use squeeze=False")
         r = references[0]
         self.writer = r.writer
         self.column = r.column
@@ -58,7 +59,8 @@ cdef class TrajectoryColumn:
             r = references[i]
             if r.column is not self.column:
                 raise errors.InvalidArgumentError(
-                    f"references of columns {self.column.path} and {r.column.path} in one column")
+                    f"Got references of columns {self.column.path} and {r.column.path} in one "
+                    "column; expected all to be of the same. Make a column of each.")
             self.values[i] = r.value(0)
 
     def __dealloc__(self):
@@ -95,8 +97,8 @@ cdef class TrajectoryColumn:
         cdef Py_ssize_t i
         if not isinstance(index, (int, slice, list)):
             raise errors.ArgumentTypeError(
-                "a trajectory column is indexed by int, slice or list of int, got "
-                f"{type(index).__name__}")
+                "a trajectory column must be indexed by int, slice or list of int, got "
+                f"{type(index).__name__}. Use for instance column[-1] or column[-3:].")
         try:
             if isinstance(index, slice):
                 chosen = list(range(self.n)[index])
@@ -105,14 +107,15 @@ cdef class TrajectoryColumn:
         except IndexError:
             raise HistoryIndexError(
                 f"index {index} is outside a column {self.column.path} of {self.n} "
-                "references") from None
+                "references; expected one of those. Use a smaller one.") from None
         except ValueError as e:
             raise errors.InvalidArgumentError(
-                f"column {self.column.path}: {index!r}: {e}") from None
+                f"column {self.column.path}: Got the index {index!r}: {e}; expected values that it "
+                "has. Use for instance [-1] or [-3:].") from None
         except TypeError as e:
             raise errors.ArgumentTypeError(
-                f"column {self.column.path} is indexed by int, slice or list of int, got "
-                f"{index!r}: {e}") from None
+                f"column {self.column.path} must be indexed by int, slice or list of int, got "
+                f"{index!r}: {e}. Use for instance column[-1] or column[-3:].") from None
         t = TrajectoryColumn.__new__(TrajectoryColumn)
         t.writer = self.writer
         t.column = self.column
@@ -171,6 +174,7 @@ cdef list leaf_types(list leaves, bint with_length):
 cdef errors_expired(path, number=None):
     where = "" if number is None else f"Error in column {number}: "
     return ExpiredReferenceError(
-        f"{where}column {path}: a data reference has expired: the value is older than "
+        f"{where}column {path}: Got a data reference that must not be used any more; the "
+        "data reference has expired: the value is older than "
         "num_keep_alive_refs or its episode's buffers were "
         "cleared; create the item sooner or raise num_keep_alive_refs")

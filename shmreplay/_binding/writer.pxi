@@ -43,9 +43,11 @@ cdef class WriterCore(ItemWriter):
         cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
         cdef Py_ssize_t i
         if number >= len(self.columns):
-            raise errors.InvalidArgumentError(f"column {number} of {len(self.columns)}")
+            raise errors.InvalidArgumentError(
+                f"Got column {number}; expected one below {len(self.columns)}. Declare it first.")
         if n < 1 or n > MAX_KEEP_ALIVE or (squeeze and n != 1):
-            raise errors.InvalidArgumentError(f"a trajectory column of {n} values")
+            raise errors.InvalidArgumentError(
+                f"Got a trajectory column of {n} values; expected 1 to {MAX_KEEP_ALIVE}. Split it.")
         t.writer = self
         t.column = self.columns[number]
         t.squeeze = squeeze
@@ -53,12 +55,15 @@ cdef class WriterCore(ItemWriter):
         if values is None:
             if first < 0 or first >= MAX_VALUES or stride < -MAX_KEEP_ALIVE or (
                     stride > MAX_KEEP_ALIVE):
-                raise errors.InvalidArgumentError(f"values from {first} in steps of {stride}")
+                raise errors.InvalidArgumentError(
+                    f"Got values from {first} in steps of {stride}; expected a smaller stretch. "
+                    "Split it.")
             t.first = first
             t.stride = stride
             return t
         if len(values) != n:
-            raise errors.InvalidArgumentError(f"{len(values)} values, expected {n}")
+            raise errors.InvalidArgumentError(
+                f"Got {len(values)} values; expected {n}. Give as many.")
         t.values = <int64_t *>malloc(n * sizeof(int64_t))
         if t.values == NULL:
             raise MemoryError
@@ -87,7 +92,8 @@ cdef class WriterCore(ItemWriter):
         for c in leaves:
             if c.writer.session.store is not self.session.store:
                 raise errors.InvalidArgumentError(
-                    f"column {c.column.path} belongs to a writer of another store")
+                    f"Got column {c.column.path}, which belongs to a writer of another store; "
+                    "expected one of this. Append the values to a writer of this store.")
             out.append((
                 c.writer, c.column.number, c.squeeze, c.first, c.stride, c.n,
                 None if c.values == NULL else [c.values[i] for i in range(c.n)]))
@@ -103,7 +109,8 @@ cdef class WriterCore(ItemWriter):
         try:
             if self.in_place:
                 raise errors.WriterStateError(
-                    "a step is being written in place; leave its `with next_step()` block first")
+                    "Got a call while a step is being written in place; expected that to be over. "
+                    "Leave its `with next_step()` block first.")
             if self.step_open:
                 # The step is left as it is: what was given of it counts as a step.
                 self.close_step()
@@ -129,12 +136,15 @@ cdef class WriterCore(ItemWriter):
         try:
             if self.in_place:
                 raise errors.WriterStateError(
-                    "a step is being written in place; leave its `with next_step()` block first")
+                    "Got a call while a step is being written in place; expected that to be over. "
+                    "Leave its `with next_step()` block first.")
             c = self.by_path.get(path)
             if c is not None:
                 for g in self.groups.values():
                     if c in g.columns and g.block != 0 and g.rows > 0 and self.step_open:
-                        raise errors.WriterStateError("Flush must be called before ApplyConfig.")
+                        raise errors.WriterStateError(
+                            "Flush must be called before ApplyConfig. Got configure() in the "
+                            "middle of a step: call flush() first, or finish the step.")
                 self.regroup(c, keep)
             self.configured[path] = (keep, max_rows)
         finally:
@@ -160,7 +170,8 @@ cdef class WriterCore(ItemWriter):
         if not PyThread_acquire_lock(self.lock, 0):
             if self.owner == PyThread_get_thread_ident():
                 raise errors.WriterStateError(
-                    "the writer was closed from within a call of its own, on the same thread")
+                    "Got close() of the writer from within a call of its own, on the same thread; "
+                    "expected that call to end first. Close it after that.")
             with nogil:
                 PyThread_acquire_lock(self.lock, 1)
         if self.closed:
@@ -170,7 +181,8 @@ cdef class WriterCore(ItemWriter):
             # Its arrays lie in memory that would go to others.
             PyThread_release_lock(self.lock)
             raise errors.WriterStateError(
-                "a step is being written in place; leave its `with next_step()` block first")
+                "Got a call while a step is being written in place; expected that to be over. "
+                "Leave its `with next_step()` block first.")
         lost = len(self.pending)
         self.pending.clear()
         self.closed = True

@@ -120,7 +120,9 @@ class RemoteBatch:
     def split(self, k: int, other: RemoteSession) -> RemoteBatch:
         """The first k items as a batch of another session; the rest stays."""
         if not 0 < k < len(self):
-            raise InvalidArgumentError(f"{k} of {len(self)} items")
+            raise InvalidArgumentError(
+                f"Got {k} items to take of {len(self)}; expected at most those. Give less."
+            )
         first: list[_Group] = []
         while k > 0:
             group = self._groups.pop(0)
@@ -141,7 +143,9 @@ class RemoteBatch:
             if i < len(group):
                 return group, i
             i -= len(group)
-        raise IndexError(f"an item beyond a batch of {len(self)}")
+        raise IndexError(
+            f"Got an item beyond a batch of {len(self)}; expected one in it. Use a smaller index."
+        )
 
     def schema_of(self, i: int) -> int:
         """Number of one item's structure."""

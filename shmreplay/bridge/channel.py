@@ -107,7 +107,7 @@ class Channel:
         if not 1 <= keep <= limits.BRIDGE_KEEP_ALIVE:
             raise errors.InvalidArgumentError(
                 f"num_keep_alive_refs must be in [1, {limits.BRIDGE_KEEP_ALIVE}] for a remote"
-                f" writer, got {keep}"
+                f" writer, got {keep}. Give a smaller number."
             )
         self.writer = _BridgeWriter(connection, keep, validate_items=validate, compress=compress)
         self.tasks: deque[Task] = deque()
@@ -246,7 +246,7 @@ class Channel:
         if nbytes > limits.BRIDGE_MESSAGE_BYTES:
             raise errors.InvalidArgumentError(
                 f"column {path}: a value of shape {list(shape)} does not fit a message of at most"
-                f" {limits.BRIDGE_MESSAGE_BYTES} bytes"
+                f" {limits.BRIDGE_MESSAGE_BYTES} bytes. Split it into several columns."
             )
         expected = len(self.writer.columns)
         if number < expected:  # said again
@@ -440,7 +440,10 @@ class Channel:
         for owner, column, flags, length, first, stride, values in item.references:
             channel = self if owner == self._number else self._channels.get(owner)
             if channel is None:
-                raise errors.WriterClosedError("an item refers to steps of a writer that is closed")
+                raise errors.WriterClosedError(
+                    "Got an item that refers to steps of a closed writer; expected open ones."
+                    " Make the item before."
+                )
             columns.append(channel.column_at(column, flags, first, stride, length, values))
         return schema.unflatten(columns)
 

@@ -79,7 +79,10 @@ class Channels:
             session.receipts.keep(task.sequence, channel.receipt, *channel.refusals.left())
             for waiting in list(channel.tasks):
                 self._scheduler.drop(waiting)
-                error = errors.WriterClosedError("the writer was closed before this was its turn")
+                error = errors.WriterClosedError(
+                    "Got a call on a writer that was closed before this was its turn; expected an"
+                    " open one. Call flush() before close()."
+                )
                 self._done(session, waiting, None, error)
             lost = channel.close()
         body = Writer()

@@ -221,7 +221,10 @@ class RemoteConnection(Connection):
 
     def describe_wait(self, number: int, what: str) -> Callable[[], str]:
         """A function that says what a call waits for."""
-        return lambda: f"{what} on table {self.configs[number].name!r} at {self.link.address}"
+        return lambda: (
+            f"{what} on table {self.configs[number].name!r} at {self.link.address}; see what holds"
+            f" it back with `shmreplay info {self.link.address}`"
+        )
 
     # ------------------------------------------------------------------ schemas
 

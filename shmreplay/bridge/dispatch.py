@@ -182,8 +182,9 @@ class Dispatcher:
         reader.finish()
         if not least <= protocol.VERSION <= most:
             raise errors.VersionMismatchError(
-                f"the client speaks versions {least} to {most} of the protocol, the server"
-                f" {protocol.VERSION}. Install the same version of shmreplay on both sides."
+                f"the client speaks versions {least} to {most} of the protocol; expected the"
+                f" server's, {protocol.VERSION}. Install the same version of shmreplay on both"
+                " sides."
             )
         if peer in self._peers:
             raise ProtocolError("a second HELLO")
@@ -315,7 +316,10 @@ class Dispatcher:
             kind, result = Kind.FAILURE, Writer()
             if not isinstance(error, errors.ReverbError):
                 _log.error("%s: a request failed", self.endpoint, exc_info=error)
-                error = errors.ReverbError(f"the server failed: {type(error).__name__}: {error}")
+                error = errors.ReverbError(
+                    f"the server failed: {type(error).__name__}: {error}; its log must say more."
+                    " Look there."
+                )
             protocol.encode_error(result, error)
         assert result is not None
         frames = protocol.encode(kind, result, task.sequence)

@@ -65,7 +65,8 @@ class Link(LinkThread):
                 raise self.lost
             if time.monotonic() > end:
                 raise errors.DeadlineExceededError(
-                    f"the server at {self.address} was not reached within {within} s: {self._why}"
+                    f"the server at {self.address} was not reached within {within} s: {self._why}."
+                    " Expected it to answer: look whether it runs there, or give a longer timeout"
                 )
         if self.welcome is None:
             raise self._lost_error()
@@ -147,7 +148,7 @@ class Link(LinkThread):
             if now - began >= timeout:
                 raise errors.DeadlineExceededError(
                     f"the server at {self.address} did not take more within {timeout} s: {what}"
-                    " them. Nothing was sent."
+                    " them. Nothing was sent: it must catch up first. Give a longer timeout."
                 )
             if now > log_at:
                 log_at = now + 2 * limits.WAIT_LOG_AFTER_S
@@ -226,7 +227,8 @@ class Link(LinkThread):
                 if end is not None and not self._connected and time.monotonic() > end:
                     raise errors.DeadlineExceededError(
                         f"no answer within {timeout} s: the server at {self.address} is out of"
-                        f" reach ({self._why}). Whether the call was carried out is not known."
+                        f" reach ({self._why}). Whether the call was carried out is not known; it"
+                        " must answer for that. Look whether it runs, or give a longer timeout."
                     )
         except BaseException:
             self.cancel(pending)

@@ -109,10 +109,13 @@ class LinkThread:
         self._why = "no connection was made"
         self._thread = threading.Thread(target=self._run, name="shmreplay-link", daemon=True)
 
+    def _closed(self) -> str:
+        return f"the client of {self.address} is closed; expected an open one. Make a new Client."
+
     def _lost_error(self) -> errors.ReverbError:
         lost = self.lost
         if lost is None:
-            return errors.ServerClosedError(f"the client of {self.address} is closed")
+            return errors.ServerClosedError(self._closed())
         return type(lost)(str(lost))  # each caller raises its own
 
     # ------------------------------------------------------------------ the thread
@@ -125,14 +128,19 @@ class LinkThread:
             self._lose(error)
         except BaseException as error:  # told to whoever calls
             _log.exception("the connection to %s has failed", self.address)
-            self._lose(errors.ServerClosedError(f"the connection to {self.address}: {error}"))
+            self._lose(
+                errors.ServerClosedError(
+                    f"Got an error of the connection to {self.address}; expected none: {error}."
+                    " Make a new Client."
+                )
+            )
         finally:
             if self._connected:
                 self._send(protocol.encode(Kind.BYE, Writer()))
             self._connected = False
             self._line.close(linger_ms=200)
             if self.lost is None:
-                self._lose(errors.ServerClosedError(f"the client of {self.address} is closed"))
+                self._lose(errors.ServerClosedError(self._closed()))
             self._line.end()
 
     def _turn(self) -> bool:
@@ -197,7 +205,8 @@ class LinkThread:
         if how == "keys":
             self._lose(
                 errors.AuthenticationError(
-                    f"the server at {self.address} does not know this client's key. Add the"
+                    f"the server at {self.address} does not know this client's key; expected one of"
+                    " those that it allows. Add the"
                     " client's public key to the directory of keys that the server allows."
                 )
             )
@@ -345,7 +354,12 @@ class LinkThread:
         elif header.kind == Kind.REDIRECT:
             self._take_redirect(reader)
         elif header.kind == Kind.BYE:
-            self._lose(errors.ServerClosedError(f"the server at {self.address} was stopped"))
+            self._lose(
+                errors.ServerClosedError(
+                    f"the server at {self.address} was stopped; expected it to run. Once it"
+                    " does again, make a new Client."
+                )
+            )
         elif header.kind == Kind.REFUSED:
             self._lose(protocol.decode_error(reader))
 
@@ -383,7 +397,8 @@ class LinkThread:
             self._lose(
                 errors.ServerClosedError(
                     f"the server at {self.address} was started anew, or gave this client up after"
-                    f" {limits.BRIDGE_EXPIRE_S:g} s without a sign of life. What was not confirmed"
+                    f" {limits.BRIDGE_EXPIRE_S:g} s without a sign of life; expected the one that"
+                    " this client knew. What was not confirmed"
                     " may or may not have been done; make a new Client, and new writers."
                 )
             )

@@ -124,7 +124,8 @@ class Operations:
             while session.full:
                 if time.monotonic() >= task.deadline or task.cancelled:
                     raise errors.DeadlineExceededError(
-                        f"no sample within {timeout} s: earlier answers were not taken"
+                        f"no sample within {timeout} s: earlier answers were not taken, and must be"
+                        " first. Take what was asked for before."
                     )
                 yield "room", session
             while batch is None or len(batch) < n:
@@ -231,7 +232,10 @@ class Operations:
         # What was begun already must not wait: it would be forgotten, and done again.
         while session.receipts.full and not session.receipts.was_left(lane):
             if task.cancelled:
-                raise errors.DeadlineExceededError("earlier answers were not taken")
+                raise errors.DeadlineExceededError(
+                    "earlier answers were not taken, and must be first. Take what was asked for"
+                    " before."
+                )
             yield "room", session
         receipt: Receipt = session.receipts.take(lane)
         session.receipts.keep(task.sequence, receipt)
@@ -327,7 +331,7 @@ class Operations:
                     name = self.connection.configs[number].name
                     raise errors.DeadlineExceededError(
                         f"a change of table {name!r} was not done in time{done}: its extensions"
-                        " are behind"
+                        " are behind, and must catch up. Give a longer timeout, or make them faster"
                     ) from None
             yield number, "events"
 
@@ -402,7 +406,10 @@ class Operations:
         """Waits while the client has not taken earlier answers."""
         while session.full:
             if task.cancelled:
-                raise errors.DeadlineExceededError("earlier answers were not taken")
+                raise errors.DeadlineExceededError(
+                    "earlier answers were not taken, and must be first. Take what was asked for"
+                    " before."
+                )
             yield "room", session
 
     def _fetch(self, session: Session, reader: Reader, task: Task) -> Work:

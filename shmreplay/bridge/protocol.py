@@ -177,7 +177,7 @@ def read_header(frame: Any) -> Header:
         raise ProtocolError(f"the magic word is {magic!r}; expected {MAGIC!r}")
     if version != VERSION:
         raise errors.VersionMismatchError(
-            f"the peer speaks version {version} of the protocol; this package speaks {VERSION}."
+            f"the peer speaks version {version} of the protocol; expected {VERSION}, as here."
             " Install the same version of shmreplay on both sides."
         )
     known = _KINDS.get(kind)

@@ -72,8 +72,8 @@ class BridgeServer:
         if keys is None and not insecure and not _is_loopback(bind):
             raise InvalidArgumentError(
                 f"bind={bind!r} lets other hosts in, and without keys anybody there can read and"
-                " change every table. Give auth=ServerKeys(...), or say insecure=True if the"
-                " network is trusted."
+                " change every table; expected keys. Give auth=ServerKeys(...), or say"
+                " insecure=True if the network is trusted."
             )
         host = f"[{bind}]" if ":" in bind and not bind.startswith("[") else bind
         self.endpoint = f"tcp://{host}:{port}"
@@ -134,7 +134,8 @@ class BridgeServer:
             socket.bind(self.endpoint)
         except zmq.ZMQError as error:
             raise InvalidArgumentError(
-                f"{self.endpoint} cannot be used ({error.strerror}); choose another port or bind="
+                f"{self.endpoint} cannot be used ({error.strerror}); expected a free port of this"
+                " host. Choose another port or bind="
             ) from None
 
     def stop(self) -> None:

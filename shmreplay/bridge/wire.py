@@ -97,8 +97,8 @@ class Writer:
         data = value.encode() if isinstance(value, str) else value
         if len(data) > limits.BRIDGE_TEXT_BYTES:
             raise InvalidArgumentError(
-                f"a text of {len(data)} bytes does not fit a message; at most"
-                f" {limits.BRIDGE_TEXT_BYTES}"
+                f"Got a text of {len(data)} bytes, which does not fit a message; expected at most"
+                f" {limits.BRIDGE_TEXT_BYTES}. Give a shorter one."
             )
         self.meta += _U32.pack(len(data))
         self.meta += data
@@ -143,8 +143,8 @@ class Writer:
         ):
             raise InvalidArgumentError(
                 f"{what}: {len(self.meta) + self.nbytes} bytes in {len(self.parts)} arrays do not"
-                f" fit one message of at most {limits.BRIDGE_MESSAGE_BYTES} bytes; do it in"
-                " several calls"
+                f" fit one message of at most {limits.BRIDGE_MESSAGE_BYTES} bytes; make several"
+                " calls: do it in several calls of fewer"
             )
 
 

@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.05
 _TRY_AGAIN_S = 0.5
 
+_DIED = "Got a process of the bridge that died while it started; expected an answer. See its log."
+
 
 class _Worker:
     """One process."""
@@ -75,7 +77,7 @@ class _Worker:
             self.process.stdin.write(json.dumps(what).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise errors.ReverbError("a process of the bridge died while it started") from None
+            raise errors.ReverbError(_DIED) from None
 
     def _check_answer(self) -> None:
         answer = json.loads(self._answer())
@@ -88,17 +90,21 @@ class _Worker:
         line = b""
         while not line.endswith(b"\n"):
             if self._stopping():
-                raise errors.ReverbError("the bridge was stopped while a process of it started")
+                raise errors.ReverbError(
+                    "Got stop() of the bridge while a process of it started; expected it to run."
+                    " Make the server again."
+                )
             if time.monotonic() > self._answer_by:
                 raise errors.ReverbError(
-                    f"a process of the bridge did not start within {limits.BRIDGE_START_S} s"
+                    f"a process of the bridge did not start within {limits.BRIDGE_START_S} s, as it"
+                    " must. See its log, or give fewer bridge_workers."
                 )
             if not select.select([self.process.stdout], [], [], _LOOK_EVERY_S)[0]:
                 continue
             # It says a line, and then nothing before it is spoken to.
             part = os.read(self.process.stdout.fileno(), 65536)
             if not part:
-                raise errors.ReverbError("a process of the bridge died while it started")
+                raise errors.ReverbError(_DIED)
             line += part
         return line
 
@@ -159,7 +165,7 @@ class BridgeWorkers:
         if port + workers > 65536:
             raise errors.InvalidArgumentError(
                 f"Got port {port} and bridge_workers={workers}, which need ports up to"
-                f" {port + workers - 1}; there are none beyond 65535."
+                f" {port + workers - 1}; there are none beyond 65535. Choose a lower port."
             )
         self._how = {
             "ports": [port + i for i in range(workers)],

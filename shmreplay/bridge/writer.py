@@ -529,7 +529,8 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             if left == 0.0:
                 raise errors.DeadlineExceededError(
                     f"{what} did not complete within the provided timeout of {timeout_s} s: other "
-                    "calls of this writer are at work. Nothing was changed."
+                    "calls of this writer are at work, and must end first. Nothing was changed. "
+                    "Give a longer timeout."
                 )
 
     def _wait_for(self, n: int, timeout_s: float | None, what: str) -> None:

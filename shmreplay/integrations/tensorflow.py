@@ -170,7 +170,8 @@ class PatternDataset(tf.data.Dataset):  # type: ignore[misc]
         flag = steps.element_spec[1]
         if flag != tf.TensorSpec((), tf.bool):
             raise errors.InvalidArgumentError(
-                f"is_end_of_episode must return one bool for a step, it returns {flag}"
+                f"is_end_of_episode must return one bool for a step, it returns {flag}. Make it a"
+                " function of one step, not of a batch."
             )
 
         def trajectories() -> Iterator[Any]:

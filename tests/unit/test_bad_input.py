@@ -18,11 +18,13 @@ import shmreplay as reverb
 from shmreplay import errors, limits, rate_limiters, selectors
 
 # Of what stats() tells, these are no content: who is attached, what is waiting, and memory that is
-# committed ahead in the background.
+# committed ahead in the background, or taken where the thread came to run on another core.
 AMBIENT = {
     "committed_bytes",
     "arena_committed_bytes",
     "arena_free_bytes",
+    "free_bytes",
+    "margin_bytes",
     "index_bytes",
     "sessions",
     "participants",

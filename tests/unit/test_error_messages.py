@@ -1,9 +1,9 @@
 """What errors say: the value that was given, what was expected, and what to do.
 
-`CALLS` makes the errors and looks at each message for three texts. Of the places in the library's
-public modules that make an error, those that no call of the table comes to are looked at in the
-source: their text must have something of what was given, a word of what was expected, and one of
-what to do. What remains is listed in `OTHERWISE`, each with its reason.
+`CALLS` makes the errors and looks at each message for three texts. Of all places in the library,
+in Python as well as in the binding, that make an error, those that no call of the table comes to
+are looked at in the source: their text must have something of what was given, a word of what was
+expected, and one of what to do. What remains is listed in `OTHERWISE`, each with its reason.
 """
 
 from __future__ import annotations
@@ -21,51 +21,12 @@ import numpy as np
 import pytest
 
 import shmreplay as reverb
-from shmreplay import errors, limits, rate_limiters, selectors
+from shmreplay import errors, limits, rate_limiters, reverb_server, selectors, sizes, tree
+from shmreplay.bridge import auth
+from shmreplay.patterns import PatternNode
 from shmreplay.spec import as_spec
 
 PACKAGE: Final = Path(reverb.__file__).parent
-
-PUBLIC: Final = (
-    "address",
-    "batches",
-    "binding_support",
-    "checkpoint",
-    "checkpoint_files",
-    "checkpoint_format",
-    "checkpoint_restore",
-    "checkpointers",
-    "client",
-    "client_link",
-    "client_tables",
-    "connection",
-    "drawing",
-    "extensions",
-    "inserting",
-    "integrations/episode_writers",
-    "integrations/gymnasium",
-    "integrations/hindsight",
-    "integrations/jax",
-    "integrations/minari",
-    "integrations/pattern_writers",
-    "integrations/sb3",
-    "integrations/torch",
-    "limits",
-    "metrics",
-    "padding",
-    "rate_limiters",
-    "sampler",
-    "selectors",
-    "serve_config",
-    "server",
-    "spec",
-    "store_file",
-    "table",
-    "table_checks",
-    "table_config",
-    "trajectory_writer",
-    "writer",
-)
 
 
 class World:
@@ -89,6 +50,8 @@ class World:
         stack.callback(self.writer.close)
         for _ in range(3):
             self.writer.append({"x": np.zeros(2, np.float32)})
+        self.shards = reverb.ShardedClient([self.client.server_address])
+        stack.callback(self.shards.close)
         self.closed = self.server.localhost_client()
         self.closed.insert({"x": 1.0}, {"p": 1.0})
         self.closed.close()
@@ -119,6 +82,7 @@ class Call(NamedTuple):
 # Given what it does not take, which a type checker need not say.
 api: Final[Any] = reverb
 NAN: Final = float("nan")
+SCALAR: Final = {"x": reverb.TensorSpec((), np.float32)}
 
 CALLS: Final = {
     # clients
@@ -523,12 +487,286 @@ CALLS: Final = {
         "expected at most",
         "Give a larger",
     ),
+    # native writers
+    "append after close": Call(
+        lambda w: _closed(w.client.trajectory_writer(3)).flush(), "closed", "expected", "make a new"
+    ),
+    "append dtype": Call(
+        lambda w: w.writer.append({"x": np.zeros(2, np.int64)}),
+        "Got int64",
+        "expected float",
+        "Convert it",
+    ),
+    "append shape": Call(
+        lambda w: w.writer.append({"x": np.zeros(3, np.float32)}),
+        "Got [3]",
+        "Expected is the shape",
+        "reshape it",
+    ),
+    "history index": Call(
+        lambda w: w.writer.history["x"][7], "index 7", "expected one of", "Append more"
+    ),
+    "history slice": Call(
+        lambda w: w.writer.history["x"][-9:], "-9", "which has 3 steps", "Use bounds"
+    ),
+    "history key": Call(
+        lambda w: w.writer.history["x"]["a"], "str", "must be indexed by", "Use for instance"
+    ),
+    "trajectory leaf": Call(
+        lambda w: w.writer.create_item("t", 1.0, {"x": 3}), "int", "must be a", "Use for instance"
+    ),
+    "trajectory of nothing": Call(
+        lambda w: w.writer.create_item("t", 1.0, {}), "no columns", "must not be", "give slices"
+    ),
+    "item priority": Call(
+        lambda w: w.writer.create_item("t", "x", {"x": w.writer.history["x"][-1]}),
+        "'x'",
+        "must be a number",
+        "Give a",
+    ),
+    "item signature": Call(
+        lambda w: w.writer.create_item("signed", 1.0, {"x": w.writer.history["x"][-1]}),
+        "provided trajectory signature is",
+        "Expected is",
+        "give each column",
+    ),
+    "column of nothing": Call(
+        lambda w: api.TrajectoryColumn([]), "0 data references", "must not be empty", "Give at"
+    ),
+    "step open": Call(
+        lambda w: _append_in_place(w),
+        "in place",
+        "expected that to be over",
+        "Leave its `with next_step()`",
+    ),
+    "batch signature": Call(
+        lambda w: w.client.insert_batch("signed", {"y": np.zeros((1, 2), np.float32)}),
+        "provided trajectory signature is",
+        "Expected is",
+        "give each column",
+    ),
+    # patterns
+    "config": Call(
+        lambda w: w.client.structured_writer([7]), "got 7", "expected a Config", "Use create_config"
+    ),
+    "configs": Call(
+        lambda w: w.client.structured_writer(7), "got 7", "must be a list", "Make them with"
+    ),
+    "no config": Call(
+        lambda w: api.structured_writer.infer_signature([], {}), "none", "must be", "make them"
+    ),
+    "configs of two tables": Call(
+        lambda w: api.structured_writer.infer_signature([_config("t"), _config("p")], SCALAR),
+        "p, t",
+        "must target the same table",
+        "Make a writer for each",
+    ),
+    "pattern leaf": Call(
+        lambda w: api.structured_writer.create_config({"x": 7}, "t"),
+        "got 7",
+        "must be a column",
+        "such as step['obs']",
+    ),
+    "pattern field": Call(
+        lambda w: api.structured_writer.infer_signature([_config("t", field=4)], SCALAR),
+        "field 4",
+        "There must be one",
+        "give the step_spec",
+    ),
+    "pattern": Call(
+        lambda w: w.client.structured_writer([_config("t", start=2)]),
+        "got 2",
+        "`start` must be < 0",
+        "Make it by",
+    ),
+    "condition": Call(
+        lambda w: api.structured_writer.Condition.step_index() > 1.5,
+        "1.5",
+        "must compare with an int",
+        "Use int()",
+    ),
+    "reference key": Call(
+        lambda w: api.structured_writer.create_reference_step({"x": 1})["x"]["a"],
+        "'a'",
+        "must be int or slice",
+        "Use for instance",
+    ),
+    # datasets
+    "dataset table": Call(
+        lambda w: reverb.TrajectoryDataset.from_table_signature(w.client.server_address, "no", 1),
+        "no",
+        "Expected one that it has",
+        "Use one of them",
+    ),
+    "dataset signature": Call(
+        lambda w: reverb.TrajectoryDataset.from_table_signature(w.client.server_address, "t", 1),
+        "Table t",
+        "needs one",
+        "make the dataset with dtypes",
+    ),
+    "dataset number": Call(
+        lambda w: _dataset(w, np.float32, (2,), max_samples=0),
+        "(0)",
+        "must be a positive",
+        "Leave it out",
+    ),
+    "dataset timeout": Call(
+        lambda w: _dataset(w, np.float32, (2,), rate_limiter_timeout_ms=-7),
+        "(-7)",
+        "must be an integer >= -1",
+        "Use -1",
+    ),
+    "dataset structure": Call(
+        lambda w: _dataset(w, {"x": np.float32}, {"y": (2,)}), "'y'", "expected one", "Give a shape"
+    ),
+    "dataset columns": Call(
+        lambda w: next(iter(_dataset(w, {"x": np.int8}, {"x": (2,)}))),
+        "the item has",
+        "The dataset expects",
+        "Make the dataset with that",
+    ),
+    # sharded clients
+    "shards": Call(
+        lambda w: api.ShardedClient([]), "no addresses", "expected at least one", "Give server"
+    ),
+    "shards type": Call(
+        lambda w: api.ShardedClient("a:1"), "'a:1'", "expected a list", "Use [address]"
+    ),
+    "shard twice": Call(
+        lambda w: api.ShardedClient(["shm://a", "shm://a"]),
+        "shm://a",
+        "expected each once",
+        "Leave",
+    ),
+    "shard options": Call(
+        lambda w: api.ShardedClient(["shm://a"], remote=[]), "0 Remote", "expected as", "Give one"
+    ),
+    "shard table": Call(
+        lambda w: w.shards.sample_batch("no", 1), "'no'", "must be on every", "use one of"
+    ),
+    "shard keys": Call(
+        lambda w: w.shards.update_priorities("t", [7], [1.0]), "7", "expected (shard, key)", "Take"
+    ),
+    "shard key": Call(
+        lambda w: w.shards.update_priorities("t", [(9, 7)], [1.0]), "shard 9", "there are 1", "Take"
+    ),
+    "shard key dtype": Call(
+        lambda w: w.shards.update_priorities("t", np.array([7]), [1.0]),
+        "int64",
+        "expected (shard, key)",
+        "Take them from",
+    ),
+    "shard updates": Call(
+        lambda w: w.shards.mutate_priorities("t", updates=[7]), "[7]", "must be a dict", "Use {"
+    ),
+    "shard out": Call(
+        lambda w: w.shards.sample_batch("t", 1, out={"x": np.zeros(9)}),
+        "float64[9]",
+        "expected a writable",
+        "np.empty",
+    ),
+    "shard samples": Call(
+        lambda w: list(w.shards.sample("t", 0)), "got 0", "must be at least 1", "Give the number"
+    ),
+    "closed shards": Call(
+        lambda w: _closed(reverb.ShardedClient([w.client.server_address])).reset("t"),
+        "closed client",
+        "expected an open",
+        "make a new",
+    ),
+    "shard in time": Call(
+        lambda w: w.shards.sample_batch("queue", 1, timeout=0.0),
+        "'queue'",
+        "has no items",
+        "Insert more",
+    ),
+    # Reverb's configurations
+    "config text": Call(
+        lambda w: reverb_server.parse_config("port: {"), "the end of", "expected", "Write it as"
+    ),
+    "config tables": Call(
+        lambda w: reverb_server.parse_config("port: 8000"), "without", "expected one", "Add tables"
+    ),
+    "config field": Call(
+        lambda w: reverb_server.parse_config("porto: 1 tables {}"), "'porto'", "expected of", "Use"
+    ),
+    "config kind": Call(
+        lambda w: reverb_server.parse_config("tables { sampler {} }"),
+        "Got no tables[0].remover",
+        "expected a message",
+        "Add remover { ... }",
+    ),
+    "proto": Call(
+        lambda w: reverb.reverb_types.TableInfo.from_serialized_proto(b"\xff"),
+        "Got bytes",
+        "expected a protocol buffer",
+        "Use what",
+    ),
+    # others
+    "unknown size": Call(
+        lambda w: sizes.table_size(table("x")), "neither a sig", "expected shape", "Give signature="
+    ),
+    "size number": Call(
+        lambda w: sizes.table_size(table("x"), SCALAR, steps_per_item=0),
+        "0",
+        "expected at least",
+        "Give a larger",
+    ),
+    "size overlap": Call(
+        lambda w: sizes.table_size(table("x"), SCALAR, steps_per_item=2, overlap=2),
+        "overlap by 2",
+        "expected an overlap below",
+        "Give such",
+    ),
+    "leaves": Call(
+        lambda w: tree.unflatten_as({"x": 1}, []), "Got 0", "Expected is one", "give them in"
+    ),
+    "shut or gone": Call(
+        lambda w: api.Client("shm://no-such-store").server_info(timeout=0),
+        "no-such-store",
+        "expected",
+        "Start",
+    ),
+    "store to recover": Call(
+        lambda w: api.Server(None, name=w.server.name, recover=True),
+        "in use by living processes",
+        "expected",
+        "Stop",
+    ),
+    "keygen": Call(
+        lambda w: auth.keygen("/nonexistent", "a/b"), "'a/b'", "expected a plain", "Give the"
+    ),
+    "key file": Call(
+        lambda w: api.Client(
+            "tcp://localhost:9", reverb.RemoteOptions(keys=auth.ClientKeys("/nonexistent", "x"))
+        ).stats(),
+        "/nonexistent",
+        "Expected one",
+        "give the path",
+    ),
 }
 
 
-def _closed(writer: reverb.TrajectoryWriter) -> reverb.TrajectoryWriter:
-    writer.close()
-    return writer
+def _closed(handle: Any) -> Any:
+    handle.close()
+    return handle
+
+
+def _append_in_place(world: World) -> None:
+    with world.writer.next_step():
+        world.writer.append({"x": np.zeros(2, np.float32)})
+
+
+def _config(name: str, field: int = 0, start: int | None = None) -> Any:
+    """A configuration of one column: the newest step, or those from `start` on."""
+    step = reverb.structured_writer.create_reference_step([None] * (field + 1))
+    leaf = step[field][-1:] if start is None else PatternNode(flat_source_index=field, start=start)
+    return reverb.structured_writer.create_config({"x": leaf}, name)
+
+
+def _dataset(world: World, dtypes: Any, shapes: Any, **options: Any) -> Any:
+    arguments = {"max_in_flight_samples_per_worker": 1, **options}
+    return reverb.TrajectoryDataset(world.client.server_address, "t", dtypes, shapes, **arguments)
 
 
 def _pickle_sampler(world: World) -> object:
@@ -556,19 +794,32 @@ def test_a_message_says_what_was_given_what_was_expected_and_what_to_do(
     message = str(raised(world, call))
     for text in (call.given, call.expected, call.remedy):
         assert text in message, message
+    # As the others are looked at in the source, these are as they come.
+    assert EXPECTED.search(message), message
+    assert REMEDY.search(message), message
+
+
+def test_an_error_of_the_protocol_says_what_to_do_whatever_it_was() -> None:
+    text = str(errors.ProtocolError("a second HELLO"))
+    assert text.startswith("a second HELLO; expected ")
+    assert EXPECTED.search(text)
+    assert REMEDY.search(text)
+    assert str(errors.ProtocolError(text)) == text  # as told by one side, and then by the other
 
 
 # --- completeness -------------------------------------------------------------------------------
 
 EXPECTED: Final = re.compile(
     r"\bexpected\b|\bexpects?\b|\bmust\b|\bat most\b|\bat least\b|\btakes\b|\bneeds\b"
-    r"|there (are|is)|has these|already",
+    r"|there (are|is)|has these|already|\bwanted\b|\bcannot contain\b"
+    r"|held back by its rate limiter",
     re.IGNORECASE,
 )
 VERBS: Final = (
-    "add ask call check choose close convert copy declare delete derive encode flatten free give"
-    " install keep leave look make merge mount name open pass put remove rename restart restore run"
-    " say see set spread stack start stop take try use wait write"
+    "add append ask call check choose close convert copy create declare decode delete derive encode"
+    " finish flatten free give insert install keep leave look make merge mount name open pass put"
+    " raise reduce remove rename reshape restart restore run sample say see set split spread stack"
+    " start stop take try use wait write"
 )
 REMEDY: Final = re.compile(
     rf"(?:^|[.;:,(] |\bor |\band |\bto )(?:{'|'.join(VERBS.split())})\b|`shmreplay|pip install"
@@ -580,7 +831,32 @@ REMEDY: Final = re.compile(
 # texts by module, with the reason.
 OTHERWISE: Final = {
     ("*", "{e}"): "passes on the message of another error",
+    ("*", "{str(error)}"): "passes on the message of another error",
+    ("*", "{_DIED}"): "a constant with all three",
+    ("*", "{self._closed()}"): "a method that gives all three",
     ("drawing", "no sample within"): "describe() says what it waits for and what would end it",
+    ("_binding/session.pxi", "no sample within"): "as of drawing",
+    ("_binding/insert_batch.pxi", "{before + total} items inserted"): "as of drawing",
+    ("bridge/operations", "no sample within"): "as of drawing",
+    ("bridge/operations", "{done} items inserted"): "as of drawing",
+    ("bridge/sampler", "no sample within"): "as of drawing",
+    ("bridge/channel", "create_item did not complete"): "as of drawing",
+    ("bridge/channel", "0 items inserted within"): "as of drawing",
+    ("bridge/channels", "{what} did not complete"): "as of drawing",
+    ("bridge/operations", "earlier answers were not taken"): "nothing was given",
+    ("bridge/protocol", "{text}"): "passes on the message of another error",
+    ("recovery", "{found.problem}"): "passes on the message of another error",
+    ("reverb_server", "{where}: {error}"): "passes on the message of another error",
+    ("segment", "{errno."): "is caught where the segment was opened",
+    ("shard", "it was stopped, or"): "the error of a call says it of each shard, with what to do",
+    ("tf_client", "TFClient needs TensorFlow"): "nothing was given",
+    ("_binding/batch.pxi", "no memory for"): "of the process itself, as Python's own",
+    ("_binding/memory.pxi", "no memory for"): "of the process itself, as Python's own",
+    ("_binding/columns.pxi", "no memory for"): "of the process itself, as Python's own",
+    ("_binding/status.pxi", "{what}: the store is full"): "says how much there is",
+    ("_binding/status.pxi", "{what}: the file system"): "says how much was asked for",
+    ("_binding/status.pxi", "{what}: what the table holds"): "what a store holds, and what to do",
+    ("_binding/status.pxi", "{what}: no free entry"): "says which bounds, and what to do",
     ("client_tables", "ServerInfo call did not"): "passes on the message of what was waited for",
     ("checkpointers", "Got {name}"): "what is expected is what to give",
     ("checkpointers", "Got group"): "what is expected is what to give",
@@ -588,6 +864,7 @@ OTHERWISE: Final = {
     ("binding_support", "{why} Table"): "{why} says what is expected",
     ("table_config", "Got the settings of a table"): "what a store holds, not what a user gives",
     ("table_config", "Got damaged settings"): "what a store holds, not what a user gives",
+    ("table_config", "Got {stripes} stripes"): "the remedy is {hint}",
     ("table_checks", "Got {stripes} stripes"): "the remedy is {hint}",
     ("spec", "Got data of dtype"): "the remedy is {hint}",
     ("spec", "Got the dtype {wanted}"): "the remedy is _hint()",
@@ -648,17 +925,38 @@ def text_of(node: ast.expr) -> str:
 
 
 def sites() -> list[Site]:
-    """Every place in the public modules that makes an error with a message."""
+    """Every place in the library that makes an error with a message.
+
+    Errors of the protocol are left out: what each of them says at its end is tested above.
+    """
     found = []
-    for module in PUBLIC:
-        for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = str(path.relative_to(PACKAGE).with_suffix(""))
+        for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             name = ast.unparse(node.func).split(".")[-1]
-            if name.endswith("Error"):
+            if name.endswith("Error") and name != "ProtocolError":
                 assert node.end_lineno is not None
                 found.append(Site(module, node.lineno, node.end_lineno, text_of(node.args[0])))
+    for path in sorted(PACKAGE.rglob("*.pxi")):
+        found += binding_sites(path)
     return found
+
+
+def binding_sites(path: Path) -> Iterator[Site]:
+    """As `sites`, of a file in Cython, which `ast` does not read: literals up to the last `)`."""
+    source = path.read_text()
+    for call in re.finditer(r"\b(?<!_)([A-Z]\w*Error)\((?=\s*\w*\"|\s*f\")", source):
+        at, depth = call.end(), 1
+        while depth:
+            if source[at] == '"':
+                at = source.index('"', at + 1)
+            depth += {"(": 1, ")": -1}.get(source[at], 0)
+            at += 1
+        text = "".join(re.findall(r'"([^"]*)"', source[call.end() : at]))
+        first, last = (source.count("\n", 0, end) + 1 for end in (call.start(), at))
+        yield Site(str(path.relative_to(PACKAGE)), first, last, text)
 
 
 def excused(site: Site) -> bool:
@@ -679,10 +977,11 @@ def test_every_error_is_in_the_table_or_explains_itself(world: World) -> None:
         error: BaseException | None = raised(world, call)
         while error is not None:
             for frame in traceback.extract_tb(error.__traceback__):
-                reached.add((Path(frame.filename).stem, frame.lineno or 0))
+                name = frame.filename.split("shmreplay/")[-1].removesuffix(".py")
+                reached.add((name, frame.lineno or 0))
             error = error.__context__
     found = sites()
-    assert len(found) > 100
+    assert len(found) > 400
     silent = [
         f"{site.module}:{site.first}: {site.text}"
         for site in found
