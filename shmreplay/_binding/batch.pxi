@@ -209,6 +209,13 @@ cdef class Batch:
             _ndarray(n, _int64, b, 16 * n), _ndarray(n, _float64, b, 24 * n),
             _ndarray(n, _int32, b, 40 * n), _ndarray(n, _uint64, b, 32 * n))
 
+    cdef int check_columns(self, uint32_t i, StackPlan plan) except -1:
+        if sr_item_columns(&self.session.store.st, &self.items[i]) != plan.n:
+            raise errors.TableCorruptedError(
+                "Got an item with another number of columns than its structure says; expected as "
+                "many. Something wrote over the store: start its server anew.")
+        return 0
+
     cdef int column_of(self, uint32_t i, uint32_t c, uint32_t *length_flags,
                        uint64_t *row_bytes) except -1:
         cdef int rc = sr_item_column(
@@ -233,10 +240,7 @@ cdef class Batch:
         cdef Buffer b
         cdef int rc
         self.bound(0)
-        if sr_item_columns(&self.session.store.st, &self.items[0]) != plan.n:
-            raise errors.TableCorruptedError(
-                "Got an item with another number of columns than its structure says; expected as "
-                "many. Something wrote over the store: start its server anew.")
+        self.check_columns(0, plan)
         if arrays is None:
             arrays = []
         try:
@@ -312,10 +316,7 @@ cdef class Batch:
         cdef const void *p
         cdef list out = []
         self.bound(i)
-        if sr_item_columns(&self.session.store.st, &self.items[i]) != plan.n:
-            raise errors.TableCorruptedError(
-                "Got an item with another number of columns than its structure says; expected as "
-                "many. Something wrote over the store: start its server anew.")
+        self.check_columns(i, plan)
         for c in range(plan.n):
             p = sr_item_view(&self.session.store.st, &self.items[i], c)
             if p == NULL:
@@ -339,9 +340,7 @@ cdef class Batch:
         cdef Buffer b
         cdef int rc
         self.bound(i)
-        if sr_item_columns(&self.session.store.st, &self.items[i]) != plan.n:
-            raise errors.TableCorruptedError(
-                "an item has another number of columns than its structure says")
+        self.check_columns(i, plan)
         for c in range(plan.n):
             self.column_of(i, c, &length_flags, &row_bytes)
             length_flags &= ~SR_COL_SQUEEZED
