@@ -301,12 +301,14 @@ int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t 
         uint32_t end = i, at = 0;
         while (end < n && end - i < GROUP && SR_REF_KIND(items[end].ref) == SR_KIND_BLOCK) end++;
         int rc = gather_blocks(st, items + i, end - i, n_cols, dst, bytes, i, &at);
-        *bad = i + at;
-        if (rc != SR_OK) return rc;
-        if (end < n && SR_REF_KIND(items[end].ref) != SR_KIND_BLOCK) {
+        at += i;
+        if (rc == SR_OK && end < n && SR_REF_KIND(items[end].ref) != SR_KIND_BLOCK) {
             rc = gather_trajs(st, items, end, n, n_cols, dst, bytes, &end);
-            *bad = end;
-            if (rc != SR_OK) return rc;
+            at = end;
+        }
+        if (rc != SR_OK) {
+            *bad = at;
+            return rc;
         }
         i = end;
     }
