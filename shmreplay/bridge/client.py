@@ -330,7 +330,14 @@ class RemoteSession:
         body.array(priorities)
         for column in columns:
             body.array(column)
-        reader = self._call(Kind.INSERT_BATCH, body, timeout)
+        self.connection.check_open()
+        link = self.connection.link
+        pending = link.post(Kind.INSERT_BATCH, body)
+        try:
+            reader = link.answer(pending, timeout)
+        except BaseException:
+            pending.own()
+            raise
         keys[:] = reader.array()
 
     # ------------------------------------------------------------------ sampling

@@ -365,22 +365,22 @@ class LinkThread:
 
     def _take_answer(self, header: Header, reader: Reader) -> None:
         with self._lock:
-            pending = self._open.pop(header.sequence, None)
+            pending = self._open.get(header.sequence)
             if pending is None:
                 return  # sent twice, around a reconnect
+            # One that cannot be read ends the link, and who waits for it is told as all are.
+            error = protocol.decode_error(reader) if header.kind == Kind.FAILURE else None
+            if error is None and pending.log is not None and pending.entry is not None:
+                item, pending.states = read_written(reader, pending.entry.items)
+                pending.log.answered(pending.entry, item)
+            del self._open[header.sequence]
             self._waiting -= 1
             self._bytes -= pending.nbytes
             self._bytes_open -= pending.nbytes
             self._answered.append(header.sequence)
             if self._seekers:
                 self._changed.notify_all()
-            if header.kind == Kind.REPLY and pending.log is not None and pending.entry is not None:
-                item, pending.states = read_written(reader, pending.entry.items)
-                pending.log.answered(pending.entry, item)
-        if header.kind == Kind.FAILURE:
-            pending.settle(None, protocol.decode_error(reader))
-        else:
-            pending.settle(reader, None)
+        pending.settle(reader if error is None else None, error)
 
     def _take_redirect(self, reader: Reader) -> None:
         """Another port of the same host serves this client."""

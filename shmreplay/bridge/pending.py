@@ -76,9 +76,16 @@ class Pending:
 
     def wait(self, seconds: float | None) -> bool:
         """Waits for the answer; False if it is not there in time."""
-        if not self.done and self._answer.acquire(timeout=-1 if seconds is None else seconds):
+        # Locks take no longer time, and no infinite one.
+        most = -1 if seconds is None else min(seconds, threading.TIMEOUT_MAX)
+        if not self.done and self._answer.acquire(timeout=most):
             self._answer.release()  # others may wait as well
         return self.done
+
+    def own(self) -> None:
+        """Its caller has given it up, and may change its arrays: it is still sent, as it was."""
+        if not self.done:
+            self.frames = [bytes(frame) for frame in self.frames]
 
     def settle(self, reader: Reader | None, error: BaseException | None) -> None:
         """The answer has come."""

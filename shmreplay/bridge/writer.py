@@ -208,21 +208,25 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             ArenaFullError: The server had no room for an earlier step. The writer is of no use any
                 more.
         """
-        with self._order:
-            if self._stream.error is not None:
-                self._raise_remote()
-            super().append(data, partial_step=partial_step)
-            self._note_row(not partial_step)
-        self._push_what_waits()
+        try:
+            with self._order:
+                if self._stream.error is not None:
+                    self._raise_remote()
+                super().append(data, partial_step=partial_step)
+                self._note_row(not partial_step)
+        finally:
+            self._push_what_waits()
 
     def place_close(self, keep: bool) -> None:
         """Ends a step that was written in place."""
-        with self._order:
-            placed = self.in_place
-            super().place_close(keep)
-            if placed and keep:
-                self._note_row(True)
-        self._push_what_waits()
+        try:
+            with self._order:
+                placed = self.in_place
+                super().place_close(keep)
+                if placed and keep:
+                    self._note_row(True)
+        finally:
+            self._push_what_waits()
 
     def _note_row(self, close: bool) -> None:
         """A row was appended: it joins the run of rows of the same columns."""
@@ -312,24 +316,27 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         if number is None:
             raise table_not_found(table, self.tables, for_item=True)
         seconds = limits.checked_timeout(timeout)
-        with self._turn(limits.WRITER_WINDOW_ITEMS - 1, seconds, "create_item") as left:
-            self._encode_item(number, table, priority, trajectory, _NAN)
-            if self._confirm:
-                pending = self._push()
-            else:
-                self._push_soon()
-        if self._confirm:
-            return self._key_of(pending, left, cancel=True)
-        self._push_what_waits()
-        return None
+        try:
+            with self._turn(limits.WRITER_WINDOW_ITEMS - 1, seconds, "create_item") as left:
+                self._encode_item(number, table, priority, trajectory, _NAN)
+                if self._confirm:
+                    pending = self._push()
+                else:
+                    self._push_soon()
+        finally:
+            self._push_what_waits()
+        return self._key_of(pending, left, cancel=True) if self._confirm else None
 
     def replace_data(
         self, t: int, table: str, key: int, trajectory: Any, timeout: float | None = None
     ) -> bool | int:
         """Gives the item of this key other data. False where it is gone."""
-        with self._turn(2**32 - 1, timeout, "replace_item") as left:
-            self._encode_replacement(t, table, key, trajectory)
-            pending = self._push(awaited=True)
+        try:
+            with self._turn(2**32 - 1, timeout, "replace_item") as left:
+                self._encode_replacement(t, table, key, trajectory)
+                pending = self._push(awaited=True)
+        finally:
+            self._push_what_waits()
         return self._key_of(pending, left, cancel=True) is not None
 
     def insert_now(
@@ -344,10 +351,13 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         """Inserts an item, waiting as the limiter demands. Gives the key."""
         # The client has checked it, and made NaN of None.
         given = None if priority is None or math.isnan(priority) else priority
-        with self._order:
-            seconds = math.inf if timeout is None else timeout
-            self._encode_item(t, table, given, trajectory, seconds)
-            pending = self._push()
+        try:
+            with self._order:
+                seconds = math.inf if timeout is None else timeout
+                self._encode_item(t, table, given, trajectory, seconds)
+                pending = self._push()
+        finally:
+            self._push_what_waits()
         key = self._key_of(pending, timeout)
         return key or 0
 
@@ -463,9 +473,14 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
                 self._order.release()
 
     def _push_what_waits(self) -> None:
-        """After an answer came while the lock was held: what waited for it is sent now."""
+        """After each use of the lock: what the link's thread found it held for is sent now.
+
+        After one that failed as well: nobody else would.
+        """
         stream = self._stream
-        if stream.items and (stream.missed or (not stream.asked and stream.worth_sending)):
+        if not stream.items or stream.error is not None or self.closed:
+            return
+        if stream.missed or (not stream.asked and stream.worth_sending):
             with self._order:
                 self._push_soon()
 
@@ -550,31 +565,35 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
 
     def finish_episode(self, clear_buffers: bool) -> None:
         """A new episode, step 0."""
-        with self._order:
-            self._encode_run()
-            super().finish_episode(clear_buffers)
-            self._stream.body.u8(Op.EPISODE)
-            self._stream.body.u8(1 if clear_buffers else 0)
-        self._push_what_waits()
+        try:
+            with self._order:
+                self._encode_run()
+                super().finish_episode(clear_buffers)
+                self._stream.body.u8(Op.EPISODE)
+                self._stream.body.u8(1 if clear_buffers else 0)
+        finally:
+            self._push_what_waits()
 
     def configure_column(self, path: tuple[Any, ...], keep: int, max_rows: int | None) -> None:
         """Sets a column's window and the longest block."""
-        with self._order:
-            self._encode_run()
-            self._declare_columns()
-            super().configure_column(path, keep, max_rows)
-            record, stream = Writer(), self._stream
-            record.u8(Op.CONFIGURE)
-            record.text(_path_text(path))
-            record.u32(keep)
-            record.u32(max_rows or 0)
-            stream.body.meta += record.meta
-            stream.log.configured[path] = bytes(record.meta)
-            stream.keeps[path] = keep
-            for column in self.columns:
-                if column.path == path:
-                    stream.log.keeps[column.number] = keep
-        self._push_what_waits()
+        try:
+            with self._order:
+                self._encode_run()
+                self._declare_columns()
+                super().configure_column(path, keep, max_rows)
+                record, stream = Writer(), self._stream
+                record.u8(Op.CONFIGURE)
+                record.text(_path_text(path))
+                record.u32(keep)
+                record.u32(max_rows or 0)
+                stream.body.meta += record.meta
+                stream.log.configured[path] = bytes(record.meta)
+                stream.keeps[path] = keep
+                for column in self.columns:
+                    if column.path == path:
+                        stream.log.keeps[column.number] = keep
+        finally:
+            self._push_what_waits()
 
     def shut(self) -> int:
         """Closes the writer; the number of items that were held back and are lost."""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ import pytest
 
 import shmreplay as reverb
 from shmreplay import errors, limits
+from shmreplay.bridge.link import Link
+from shmreplay.bridge.protocol import Header, Kind
+from shmreplay.bridge.wire import Reader, Writer
 from tests.bridge.test_client import DEADLINE, TABLE, Connect, Serve, table
 
 
@@ -111,6 +114,73 @@ def test_what_the_link_could_not_send_goes_with_the_next_item(
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries do it otherwise")
+def test_what_the_link_could_not_send_during_a_call_that_fails_is_sent_after_it(
+    serve: Serve, connect: Connect
+) -> None:
+    client = connect(serve(table(max_times_sampled=1)))
+    link: Any = client._connected().link  # type: ignore[attr-defined]
+    writer = client.trajectory_writer(1, confirm=False)
+    held_up = ExitStack()
+
+    class Unfit:
+        def __array__(self, *args: Any, **options: Any) -> Any:
+            held_up.close()  # the link's thread runs now, and finds the writer at work
+            passed = threading.Event()
+            link.soon(passed.set)
+            assert passed.wait(DEADLINE)
+            raise ValueError("no array")
+
+    with held_up:
+        held_up.enter_context(link_held_up(client))
+        write(writer, 1)
+        with pytest.raises(ValueError, match="no array"):
+            writer.append({"x": Unfit()})
+    assert stored(client, 1) == [1]  # nobody has asked for a flush
+    writer.close()
+
+
+def test_who_waits_for_an_answer_that_cannot_be_read_is_told() -> None:
+    link: Any = Link("tcp://127.0.0.1:1", 20.0)  # its thread does not run
+    pending = link.post(Kind.STATS, Writer())
+    link._number_it(link._outbox.popleft())
+    with pytest.raises(errors.ProtocolError) as unreadable:
+        link._take(Header(Kind.FAILURE, 0, pending.sequence, 0, 0), Reader(b"", []))
+    link._lose(unreadable.value)
+    assert pending.done
+    with pytest.raises(errors.ProtocolError, match="ends after 0 bytes"):
+        link.answer(pending)
+    link._line.end()
+
+
+def test_rows_of_a_call_that_was_given_up_may_be_changed(serve: Serve, connect: Connect) -> None:
+    client = connect(serve(table(max_times_sampled=1)))
+    rows = np.zeros((2, 100_000), np.int64)
+    link: Any = client._connected().link  # type: ignore[attr-defined]
+
+    def give_up() -> None:
+        raise KeyboardInterrupt
+
+    with link_held_up(client):
+        look, link.look = link.look, give_up
+        with pytest.raises(KeyboardInterrupt):
+            client.insert_batch(TABLE, {"x": rows}, 1.0)
+        link.look = look
+        rows[:] = 7
+    assert stored(client, 2) == [0, 0]  # it was on its way
+
+
+@pytest.mark.parametrize("timeout", [1e10, 1e300, float("inf")])
+def test_an_item_may_take_as_long_as_it_likes(
+    serve: Serve, connect: Connect, timeout: float
+) -> None:
+    client = connect(serve(table(max_times_sampled=1)))
+    with client.trajectory_writer(1) as writer:
+        for value in range(5):
+            writer.append({"x": np.full(1, value, np.int64)})
+            writer.create_item(TABLE, 1.0, {"x": writer.history["x"][-1]}, timeout=timeout)
+    assert stored(client, 5) == list(range(5))
+
+
 def test_memory_of_large_messages_is_kept_for_those_that_come() -> None:
     body = """
 import resource, zmq
