@@ -8,6 +8,7 @@ steps that items may still refer to and with items that are not known to be in t
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -163,6 +164,8 @@ class WriterLog:
         self.entries: list[Entry] = []
         self.failed: Callable[[BaseException], None] = lambda error: None
         """Called where saying it again fails."""
+        self.item_failed: Callable[[errors.ReverbError], None] = lambda error: None
+        """Called where an item that was held back is refused when it is said again."""
         self._compact_at = _COMPACT_FROM
 
     def header(self, first: int, body: Writer) -> Writer:
@@ -234,6 +237,7 @@ class WriterLog:
             frames = [self._renewed(entry), *entry.frames[1:]]
             if pending.done:
                 pending = self._made(Kind.WRITE, frames)
+                pending.callback = functools.partial(self._check_items, entry)
             else:
                 pending.frames, pending.nbytes = frames, sum(map(len, frames))
             yield entry.order, pending
@@ -260,6 +264,16 @@ class WriterLog:
     def _check(self, pending: Pending) -> None:
         if pending.error is not None:
             self.failed(pending.error)
+
+    def _check_items(self, entry: Entry, pending: Pending) -> None:
+        self._check(pending)
+        if pending.reader is None:
+            return
+        _, states = read_written(pending.reader, entry.items)
+        for number, (_, _, error) in enumerate(states, entry.first):
+            if error is not None and number > self.settled and number not in self.refused:
+                self.refused = {*self.refused, number}
+                self.item_failed(error)
 
 
 def read_written(reader: Reader, items: int) -> tuple[int, list[State]]:

@@ -82,6 +82,8 @@ class _Stream:
         # The link's log must not keep a writer that nobody else refers to.
         fail = weakref.WeakMethod(self.fail)
         self.log.failed = lambda error: (fail() or _ignore)(error)
+        fail_item = weakref.WeakMethod(self.fail_item)
+        self.log.item_failed = lambda error: (fail_item() or _ignore)(error)
         self.begin()
         try:
             self.link.answer(self.link.open_writer(self.log))
@@ -97,6 +99,9 @@ class _Stream:
 
     def fail(self, error: BaseException) -> None:
         self.error = _as_remote(error)
+
+    def fail_item(self, error: errors.ReverbError) -> None:
+        self.item_error = self.item_error or error
 
     def count(self, messages: int) -> None:
         """So many more are on their way. The link's thread counts too."""

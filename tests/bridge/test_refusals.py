@@ -202,3 +202,23 @@ def batch(token: int) -> Writer:
     body.array(np.ones(1))
     body.array(np.arange(1))
     return body
+
+
+def test_an_item_that_was_held_back_and_cannot_be_said_again_is_reported(
+    killed: KilledServer,
+) -> None:
+    """Its steps were another writer's, which is closed."""
+    options = reverb.RemoteOptions(timeout=DEADLINE)
+    with reverb.Client(f"tcp://127.0.0.1:{killed.port}", options) as client:
+        lender = client.trajectory_writer(1)
+        lender.append({"id": 1})
+        step = {"id": lender.history["id"][-1]}
+        for _ in range(3):
+            lender.create_item("narrow", 1.0, step)
+        with client.trajectory_writer(1) as writer:
+            assert writer.create_item("narrow", 1.0, step) is None
+            lender.close()
+            killed.replace()
+            with pytest.raises(errors.WriterClosedError, match="closed writer"):
+                writer.flush(timeout_ms=int(DEADLINE * 1000))
+            writer.flush(timeout_ms=int(DEADLINE * 1000))  # it is said once
