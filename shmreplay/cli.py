@@ -60,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments)
     except SystemExit as end:  # argparse has said what was wrong, or given the help
         return OK if end.code in (0, None) else USAGE
+    if sys.stdout is None:  # as after `>&-`
+        complain("standard output is closed")
+        return PROBLEM
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         code = run(options)

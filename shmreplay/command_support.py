@@ -84,7 +84,8 @@ def say_json(value: Any) -> None:
 
 def complain(text: str) -> None:
     """Writes to standard error."""
-    sys.stderr.write(f"shmreplay: {text}\n")
+    if sys.stderr is not None:  # as it is after `2>&-`
+        sys.stderr.write(f"shmreplay: {text}\n")
 
 
 def count(inserts: int, samples: int) -> str:

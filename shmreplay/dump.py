@@ -6,14 +6,18 @@ insertion, of which n have item structure S:
 * ``key`` uint64[N], ``priority`` float64[N], ``times_sampled`` int32[N], ``inserted_ns`` int64[N]
   (since the epoch), ``schema`` int32[N]: the number S of each item's structure;
 * ``structure/S``: the structure as JSON;
-* ``data/S/PATH`` [rows, ...]: the values of the column at PATH, of all n items one after the other;
+* ``data/S/PATH`` [rows, ...]: the values of the column at PATH, of all n items one after the other.
+  PATH is the column's keys with ``/`` between them; what a name in a zip file cannot hold, and what
+  would make two columns one, is written as ``%2F`` in a key;
 * ``length/S/PATH`` int64[n]: how many of these rows belong to each item;
 * ``squeezed/S/PATH``: whether the column is one value an item, without a time axis.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import re
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +29,7 @@ from shmreplay.item_schema import ItemSchema
 
 __all__ = ["Dump", "dump_table"]
 
+_NOT_IN_A_KEY: Final = re.compile(r"[%/\0\ud800-\udfff]")
 _Item = tuple[int, int, float, int, int, int, list[tuple[int, bool, bytes]] | None]
 
 
@@ -45,7 +50,7 @@ class _Structure:
         self.text = text.decode()
         self.schema: ItemSchema = item_schema.decode(text)
         flat = tree.flatten_with_path(self.schema.structure)
-        self.names = ["/".join(map(str, path)) or "value" for path, _ in flat]
+        self.names = ["/".join(map(_quoted, path)) or "value" for path, _ in flat]
         self.rows: list[list[npt.NDArray[Any]]] = [[] for _ in self.names]
 
     def arrays_of(
@@ -67,6 +72,13 @@ class _Structure:
         """Takes the columns of one more item."""
         for rows, array in zip(self.rows, arrays, strict=True):
             rows.append(array)
+
+
+def _quoted(key: object) -> str:
+    """A key of a structure, as part of a name in a zip file that names no other column as well."""
+    return _NOT_IN_A_KEY.sub(
+        lambda found: quote(found[0], safe="", errors="surrogatepass"), str(key)
+    )
 
 
 def dump_table(native: Store, number: int, limit: int | None = None) -> Dump:

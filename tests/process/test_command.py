@@ -87,6 +87,22 @@ def test_who_reads_may_stop_reading(store_name: str) -> None:
         assert process.wait(DEADLINE) == 0
 
 
+def test_a_closed_standard_output_is_a_problem() -> None:
+    for closed, said in (
+        (">&-", "shmreplay: standard output is closed\n"),
+        (">&- 2>&-", ""),
+    ):
+        done = subprocess.run(
+            ["sh", "-c", f'"$0" -m shmreplay ls {closed}', sys.executable],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=DEADLINE,
+        )
+        assert (done.returncode, done.stderr) == (1, said)
+
+
 @pytest.mark.parametrize("command", ["ls", "doctor"])
 def test_what_cannot_be_written_is_a_problem(command: str) -> None:
     with open("/dev/full", "w") as full:
@@ -302,6 +318,19 @@ def test_dump(
 
     command("dump", store_name, "--table", "replay", "-o", str(tmp_path / "no/x.npz"), code=1)
     assert "no/x.npz cannot be written: No such file or directory. Make its" in command.errors
+
+
+def test_a_dump_holds_columns_of_any_name(
+    store_name: str, command: Command, tmp_path: Path
+) -> None:
+    data = {"a": {"b": 1}, "a/b": 2, "a%2Fb": 3, "a\0b": 4, "\ud800": 5, "\N{SNOWMAN}": 6}
+    queue = reverb.Table.queue("queue", 3)
+    with reverb.Server([queue], name=store_name, capacity=16 * MIB) as server:
+        server.localhost_client().insert(data, {"queue": 1.0})
+        command("dump", store_name, "-o", str(tmp_path))
+    names = ["a/b", "a%2Fb", "a%252Fb", "a%00b", "%ED%A0%80", "\N{SNOWMAN}"]
+    with np.load(tmp_path / "queue.npz", allow_pickle=False) as found:
+        assert [found[f"data/0/{name}"].tolist() for name in names] == [[n] for n in range(1, 7)]
 
 
 def test_a_dump_is_private_and_replaces_nothing_unasked(
