@@ -59,6 +59,23 @@ class RemoteOptions:
     compress: bool | None = None
     """Compress data where that makes it smaller. None: unless both are on this machine."""
 
+    def __post_init__(self) -> None:
+        """Refuses what a connection could not use.
+
+        Raises:
+            ArgumentTypeError: Something is of another type.
+            InvalidArgumentError: `timeout` is not a number of seconds.
+        """
+        if limits.checked_timeout(self.timeout) is None:
+            raise errors.InvalidArgumentError(
+                "Got timeout None for a bridge; expected seconds. Give many to wait for long."
+            )
+        if not (self.compress is None or isinstance(self.compress, bool)):
+            raise errors.ArgumentTypeError(
+                f"Got compress {self.compress!r}; expected True, False or None. Leave it out to"
+                " compress what goes to other hosts."
+            )
+
 
 def parse(text: object) -> Address:
     """Takes an address apart.

@@ -37,10 +37,15 @@ class ClientLink:
             remote: How to use a bridge.
 
         Raises:
-            ArgumentTypeError: The address is not a string.
+            ArgumentTypeError: The address is not a string, or `remote` no `RemoteOptions`.
             InvalidArgumentError: It is not such an address.
         """
         address.parse(server_address)
+        if not (remote is None or isinstance(remote, address.RemoteOptions)):
+            raise errors.ArgumentTypeError(
+                f"Got remote {remote!r} of type {type(remote).__name__}; expected"
+                " shmreplay.RemoteOptions. Make it with RemoteOptions(...), or leave it out."
+            )
         self._server_address = server_address
         self._remote = address.RemoteOptions() if remote is None else remote
         self._connection: Connection | None = None

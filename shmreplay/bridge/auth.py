@@ -16,9 +16,9 @@ from typing import Any
 import zmq
 import zmq.auth
 
-from shmreplay.errors import AuthenticationError, InvalidArgumentError
+from shmreplay.errors import ArgumentTypeError, AuthenticationError, InvalidArgumentError
 
-__all__ = ["ClientKeys", "ServerKeys", "keygen"]
+__all__ = ["ClientKeys", "ServerKeys", "check_type", "keygen"]
 
 
 def keygen(directory: str | os.PathLike[str], name: str) -> tuple[str, str]:
@@ -140,3 +140,22 @@ class ServerKeys:
                 " Make it, and copy into it the NAME.key of each client that may connect."
             )
         authenticator.configure_curve(domain="*", location=self.clients)
+
+
+def check_type(keys: object, expected: type[ClientKeys | ServerKeys]) -> None:
+    """Refuses keys of another kind; None is fine.
+
+    Args:
+        keys: Anything.
+        expected: The class of those that are needed.
+
+    Raises:
+        ArgumentTypeError: They are something else.
+    """
+    if keys is not None and not isinstance(keys, expected):
+        names = ", ".join(field.name for field in dataclasses.fields(expected))
+        raise ArgumentTypeError(
+            f"Got the keys {keys!r} of type {type(keys).__name__}; expected a"
+            f" shmreplay.bridge.auth.{expected.__name__}. Make it with"
+            f" {expected.__name__}({names})."
+        )

@@ -62,6 +62,7 @@ class RemoteConnection(Connection):
             ServerClosedError: The server was not reached within the timeout.
             AuthenticationError, VersionMismatchError, ProtocolError: It refused.
         """
+        auth.check_type(keys, auth.ClientKeys)
         self.link = Link(address, timeout, keys, compress)
         try:
             welcome = self.link.connect(within)

@@ -67,6 +67,7 @@ class BridgeServer:
 
         Raises:
             InvalidArgumentError: The address cannot be used, or needs keys.
+            ArgumentTypeError: The keys are something else.
             AuthenticationError: The keys cannot be used.
         """
         if keys is None and not insecure and not _is_loopback(bind):
@@ -75,6 +76,7 @@ class BridgeServer:
                 " change every table; expected keys. Give auth=ServerKeys(...), or say"
                 " insecure=True if the network is trusted."
             )
+        auth.check_type(keys, auth.ServerKeys)
         host = f"[{bind}]" if ":" in bind and not bind.startswith("[") else bind
         self.endpoint = f"tcp://{host}:{port}"
         self._compress = compress

@@ -160,8 +160,10 @@ class BridgeWorkers:
 
         Raises:
             InvalidArgumentError: One of the ports cannot be used, or the address needs keys.
+            ArgumentTypeError: The keys are something else.
             AuthenticationError: The keys cannot be used.
         """
+        auth.check_type(keys, auth.ServerKeys)
         if port + workers > 65536:
             raise errors.InvalidArgumentError(
                 f"Got port {port} and bridge_workers={workers}, which need ports up to"

@@ -290,6 +290,11 @@ def test_only_known_keys_get_in(
 
 
 def test_keys_that_cannot_be_used(serve: Serve, keys: dict[str, str]) -> None:
+    for wrong in ("server.key_secret", ClientKeys(keys["ann.secret"], keys["server"])):
+        with pytest.raises(errors.ArgumentTypeError, match=r"ServerKeys\(secret, clients\)"):
+            serve(table(), auth=wrong)
+        with pytest.raises(errors.ArgumentTypeError, match="ServerKeys"):
+            serve(table(), auth=wrong, bridge_workers=1)
     for secret, allowed in (("nowhere", keys["allowed"]), (keys["server.secret"], "nowhere")):
         with pytest.raises(errors.AuthenticationError, match="nowhere"):
             serve(table(), auth=ServerKeys(secret, allowed))

@@ -1337,3 +1337,28 @@ def test_many_refusals_leak_nothing(world: World) -> None:
     for name in ("arena_used_bytes", "arena_allocations", "sessions", "uniform/inserts"):
         assert after[name] == before[name]
     world.client.check()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"timeout": "1"}, errors.ArgumentTypeError, "Got timeout '1'"),
+        ({"timeout": float("nan")}, errors.InvalidArgumentError, "Got timeout nan"),
+        ({"timeout": None}, errors.InvalidArgumentError, "Got timeout None for a bridge"),
+        ({"compress": "lz4"}, errors.ArgumentTypeError, "Got compress 'lz4'"),
+    ],
+)
+def test_remote_options_that_no_connection_could_use(
+    options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        reverb.RemoteOptions(**options)
+
+
+def test_a_client_with_options_of_a_wrong_type() -> None:
+    with pytest.raises(errors.ArgumentTypeError, match="of type float"):
+        reverb.Client("tcp://localhost:1", 5.0)  # type: ignore[arg-type]
+    options = reverb.RemoteOptions(keys="me.key_secret")
+    with reverb.Client("tcp://localhost:1", options) as client:
+        with pytest.raises(errors.ArgumentTypeError, match=r"ClientKeys\(secret, server\)"):
+            client.server_info()
