@@ -64,7 +64,11 @@ class CheckpointSettings(NamedTuple):
 
     @classmethod
     def from_json(cls, text: bytes) -> CheckpointSettings:
-        """Returns the settings that ``to_json`` wrote."""
+        """Returns the settings that ``to_json`` wrote.
+
+        Args:
+            text: What it returned.
+        """
         return cls(**json.loads(text))
 
 

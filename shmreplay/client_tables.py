@@ -169,6 +169,9 @@ class ClientTables(ClientLink):
     def keys(self, table: str) -> npt.NDArray[np.uint64]:
         """The keys of all items, in the order of their insertion; see `items`.
 
+        Args:
+            table: Its name.
+
         Returns:
             uint64[N].
 
@@ -183,6 +186,9 @@ class ClientTables(ClientLink):
 
         Others go on working meanwhile: an item that is there from the beginning of the call to its
         end is in the list once, one that comes or goes meanwhile may be.
+
+        Args:
+            table: Its name.
 
         Returns:
             key uint64[N], priority float64[N], times_sampled int32[N], inserted float64[N]
@@ -216,6 +222,9 @@ class ClientTables(ClientLink):
 
         The item that had it may be gone. 1.0 where there was none yet. New items get it with
         `priority=None`, so that they are sampled soon.
+
+        Args:
+            table: Its name.
 
         Raises:
             TableNotFoundError: There is no such table.
@@ -275,6 +284,9 @@ class ClientTables(ClientLink):
 
     def check(self, table: str | None = None) -> None:
         """Walks all invariants of one table, or of the whole store.
+
+        Args:
+            table: Its name; None: all that is in the store.
 
         Raises:
             TableCorruptedError: One does not hold; says which.

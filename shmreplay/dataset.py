@@ -43,7 +43,12 @@ class ElementSpec:
     """Of its arrays, None for a size that is not known; None alone: not even the rank is."""
 
     def accepts(self, dtype: np.dtype[Any], shape: Sequence[int | None]) -> bool:
-        """Returns whether arrays of this dtype and shape may be such a leaf."""
+        """Returns whether arrays of this dtype and shape may be such a leaf.
+
+        Args:
+            dtype: Of the arrays.
+            shape: Of the arrays; None is any size.
+        """
         same = dtype == self.dtype or (self.dtype == object and dtype.kind in "SU")
         return same and (self.shape is None or shape_matches(self.shape, shape))
 
@@ -339,6 +344,10 @@ def table_signature(server_address: str, table: str, timeout: float | None) -> A
 
 def element_specs(dtypes: Any, shapes: Any) -> Any:
     """Joins dtypes and shapes into one structure of `ElementSpec`, in which lists are tuples.
+
+    Args:
+        dtypes: Structure of dtypes.
+        shapes: The same structure of shapes.
 
     Raises:
         InvalidArgumentError: The structures differ.

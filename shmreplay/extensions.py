@@ -150,16 +150,32 @@ class TableExtension:
         """
 
     def on_insert(self, item: ExtensionItem) -> None:
-        """The item was inserted."""
+        """The item was inserted.
+
+        Args:
+            item: Valid until the call returns, as in all of these.
+        """
 
     def on_delete(self, item: ExtensionItem) -> None:
-        """The item left: deleted, evicted, or sampled as often as it may be. Not by a reset."""
+        """The item left: deleted, evicted, or sampled as often as it may be. Not by a reset.
+
+        Args:
+            item: Its data are still there.
+        """
 
     def on_update(self, item: ExtensionItem) -> None:
-        """The item has a new priority."""
+        """The item has a new priority.
+
+        Args:
+            item: With the new priority.
+        """
 
     def on_sample(self, item: ExtensionItem) -> None:
-        """The item was sampled."""
+        """The item was sampled.
+
+        Args:
+            item: With the samples counted so far.
+        """
 
     def on_reset(self) -> None:
         """The table was emptied; its counters are zero."""

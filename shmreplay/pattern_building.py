@@ -86,7 +86,12 @@ def paths_of(structure: Any) -> tuple[tree.Path, ...]:
 
 
 def pattern_from_transform(step_structure: Any, transform: PatternTransform) -> Pattern:
-    """Returns `transform` of a reference step of this structure."""
+    """Returns `transform` of a reference step of this structure.
+
+    Args:
+        step_structure: Like the data that is going to be appended.
+        transform: Makes the pattern of the reference step.
+    """
     return transform(create_reference_step(step_structure))
 
 
@@ -131,7 +136,11 @@ def create_config(
 
 
 def unpack_pattern(config: Config) -> Pattern:
-    """Returns the pattern that a config was made of."""
+    """Returns the pattern that a config was made of.
+
+    Args:
+        config: As `create_config` makes it.
+    """
     return tree.unflatten_as(config.pattern_structure, config.flat)
 
 
@@ -139,7 +148,11 @@ def unpack_pattern(config: Config) -> Pattern:
 
 
 def constant_priority_fn(value: float) -> Priority:
-    """Gives every item the same priority."""
+    """Gives every item the same priority.
+
+    Args:
+        value: The priority.
+    """
     return Priority(constant_fn=ConstantPriority(value=value))
 
 
@@ -157,6 +170,9 @@ def td_error(
         max_priority_weight: The weight w.
         step_structure: Like the data that is going to be appended.
         get_field_from_step_fn: Picks the field (one float32, float64, int32 or int64 a step).
+
+    Raises:
+        ArgumentTypeError: The function does not return one field of the step.
     """
     field = get_field_from_step_fn(create_reference_step(step_structure))
     if not isinstance(field, _ReferenceLeaf):

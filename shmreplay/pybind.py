@@ -47,5 +47,11 @@ __all__ = [
 def create_default_checkpointer(
     name: str, group: str = "", fallback_checkpoint_path: str | None = None
 ) -> Checkpointer:
-    """Returns what ``checkpointers.DefaultCheckpointer`` comes down to."""
+    """Returns what ``checkpointers.DefaultCheckpointer`` comes down to.
+
+    Args:
+        name: Directory to keep checkpoints in.
+        group: Has to be empty when a checkpoint is written, as in Reverb.
+        fallback_checkpoint_path: A checkpoint to load where the directory has none.
+    """
     return Checkpointer(name, group, fallback_checkpoint_path)

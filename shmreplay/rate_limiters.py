@@ -99,6 +99,12 @@ class RateLimiter:
     ) -> bool:
         """Returns whether a table with these counters may give ``num_samples`` samples.
 
+        Args:
+            num_samples: How many.
+            inserts: Items inserted so far.
+            samples: Samples taken so far.
+            deletes: Items deleted so far.
+
         Raises:
             InvalidArgumentError: ``num_samples`` is below 1.
             ArgumentTypeError: ``num_samples`` is not an int.
@@ -112,6 +118,12 @@ class RateLimiter:
         self, num_inserts: int, *, inserts: int = 0, samples: int = 0, deletes: int = 0
     ) -> bool:
         """Returns whether a table with these counters may take ``num_inserts`` items.
+
+        Args:
+            num_inserts: How many.
+            inserts: Items inserted so far.
+            samples: Samples taken so far.
+            deletes: Items deleted so far.
 
         Raises:
             InvalidArgumentError: ``num_inserts`` is below 1.

@@ -67,7 +67,11 @@ class SampleInfo(_Fields):
 
     @classmethod
     def zeros(cls, batch_size: int | None = None) -> SampleInfo:
-        """Returns an info of zeros: Python numbers, or arrays of shape [batch_size]."""
+        """Returns an info of zeros: Python numbers, or arrays of shape [batch_size].
+
+        Args:
+            batch_size: Rows of the arrays; None: one sample.
+        """
         if batch_size is None:
             return cls(key=0, probability=0.0, table_size=0, priority=0.0, times_sampled=0)
         return cls(*(np.zeros(batch_size, dtype) for dtype in INFO_DTYPES))

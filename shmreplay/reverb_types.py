@@ -114,6 +114,9 @@ class KeyDistributionOptions:
     def HasField(self, name: str) -> bool:
         """Returns whether the selector is of the named kind: fifo, lifo, uniform and so on.
 
+        Args:
+            name: Of the kind.
+
         Raises:
             ValueError: There is no such kind.
         """
@@ -125,6 +128,9 @@ class KeyDistributionOptions:
 
     def WhichOneof(self, group: str) -> str:
         """Returns the kind's name for the group ``'distribution'``: both heaps are ``'heap'``.
+
+        Args:
+            group: ``'distribution'``.
 
         Raises:
             ValueError: There is no such group.
@@ -253,6 +259,9 @@ class TableInfo:
     def from_serialized_proto(cls, proto_string: bytes) -> TableInfo:
         """Reads a ``TableInfo`` of Reverb in its binary form.
 
+        Args:
+            proto_string: The message.
+
         Raises:
             InvalidArgumentError: It is none, or its signature has types that cannot be stored.
         """
@@ -301,7 +310,12 @@ def _options_of(proto: protobuf.Message) -> KeyDistributionOptions:
 
 
 def insert_blocked_by(limiter: RateLimiterInfo, size: int) -> str:
-    """Says why a limiter would not let one more item into a table of `size` items, if so."""
+    """Says why a limiter would not let one more item into a table of `size` items, if so.
+
+    Args:
+        limiter: With its counters.
+        size: Items in the table.
+    """
     diff = _diff(limiter)
     after = diff + limiter.samples_per_insert
     if size + 1 <= limiter.min_size_to_sample or after <= limiter.max_diff:
@@ -313,7 +327,12 @@ def insert_blocked_by(limiter: RateLimiterInfo, size: int) -> str:
 
 
 def sample_blocked_by(limiter: RateLimiterInfo, size: int) -> str:
-    """Says why a limiter would not let one more sample be taken of `size` items, if so."""
+    """Says why a limiter would not let one more sample be taken of `size` items, if so.
+
+    Args:
+        limiter: With its counters.
+        size: Items in the table.
+    """
     if size < limiter.min_size_to_sample:
         return (
             f"the table holds {size} items, below min_size_to_sample={limiter.min_size_to_sample}; "

@@ -161,6 +161,10 @@ MaxHeap = functools.partial(Heap, False)
 def from_kind(kind: str, priority_exponent: float = 0.0) -> Selector:
     """Makes a selector of its ``kind`` and ``priority_exponent``.
 
+    Args:
+        kind: One of ``KINDS``.
+        priority_exponent: Of a prioritized one.
+
     Raises:
         InvalidArgumentError: The kind is not one of ``KINDS``, or the exponent is not finite.
     """

@@ -256,7 +256,16 @@ class Server:
         max_bytes: int | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Gives a table in use other settings: see `Client.configure_table`."""
+        """Gives a table in use other settings: see `Client.configure_table`.
+
+        Args:
+            table: Its name.
+            max_size: Items it may hold; None, here as below: as it is.
+            max_times_sampled: After how many samples an item goes; 0: never.
+            rate_limiter: The new one.
+            max_bytes: Bytes that its items may keep in memory; 0: any number.
+            timeout: Seconds to wait for the table's extensions; None: for ever.
+        """
         seconds = limits.checked_timeout(timeout)
         change = (max_size, max_times_sampled, rate_limiter, max_bytes)
         live_table.configure(self._connection, table, *change, timeout=seconds)

@@ -149,6 +149,11 @@ class ShardedClient:
         If the shard dies meanwhile, the step goes to another one. Should the first be recovered
         with what it had, the step may then be there twice.
 
+        Args:
+            data: The step: a structure of arrays.
+            priorities: Table name to priority; None: the largest so far.
+            timeout: Seconds to wait at most; None: for ever.
+
         Raises:
             ServerClosedError: All shards are down.
         """
@@ -164,6 +169,12 @@ class ShardedClient:
         timeout: float | None = None,
     ) -> npt.NDArray[Any]:
         """Inserts N items at once into one shard; see `Client.insert_batch` and `insert`.
+
+        Args:
+            table: Its name.
+            data: A structure of arrays [N, ...].
+            priorities: One for all, or [N]; None: the largest so far.
+            timeout: Seconds to wait at most; None: for ever.
 
         Returns:
             Keys, [N] of `shard_batch.KEY_DTYPE`.
@@ -185,6 +196,10 @@ class ShardedClient:
         It stays with its shard, and fails with it: make a new one then, which goes to another. The
         keys that it returns are of that shard alone, those of samples say which it is.
 
+        Args:
+            num_keep_alive_refs: Steps that items may reach back.
+            **options: Further ones of `Client.trajectory_writer`.
+
         Raises:
             ServerClosedError: All shards are down.
         """
@@ -194,6 +209,9 @@ class ShardedClient:
 
     def structured_writer(self, configs: Sequence[Config]) -> StructuredWriter:
         """A writer by patterns to the next shard in turn; see `Client.structured_writer`.
+
+        Args:
+            configs: As `structured.create_config` makes them.
 
         Raises:
             ServerClosedError: All shards are down.
@@ -212,6 +230,13 @@ class ShardedClient:
         timeout: float | None = None,
     ) -> Iterator[Any]:
         """Samples items one by one; see `Client.sample`.
+
+        Args:
+            table: Its name.
+            num_samples: Items to draw.
+            emit_timesteps: Give each item as a list of its steps.
+            unpack_as_table_signature: Give data the structure of the signature, not flat.
+            timeout: Seconds to wait at most; None: for ever.
 
         Raises:
             ServerClosedError: All shards are down.
@@ -258,6 +283,12 @@ class ShardedClient:
 
         Its rows are mixed, whatever shard they come from; those of one shard are in its order.
 
+        Args:
+            table: Its name.
+            batch_size: Items to draw.
+            timeout: Seconds to wait at most; None: for ever.
+            out: Structure of arrays to write to; None: new ones.
+
         Raises:
             ServerClosedError: All shards are down.
         """
@@ -268,6 +299,12 @@ class ShardedClient:
         self, table: str, batch_size: int, prefetch: int = 2, timeout: float | None = None
     ) -> Sampler:
         """An iterator of batches of all shards, gathered ahead by a thread; see `Client.sampler`.
+
+        Args:
+            table: Its name.
+            batch_size: Items of a batch.
+            prefetch: Batches to gather ahead.
+            timeout: Seconds to wait at most; None: for ever.
 
         Raises:
             ServerClosedError: All shards are down.
@@ -339,6 +376,10 @@ class ShardedClient:
     def reset(self, table: str, timeout: float | None = None) -> None:
         """Empties the table on the shards that are up; one that is down keeps its items.
 
+        Args:
+            table: Its name.
+            timeout: Seconds to wait at most; None: for ever.
+
         Raises:
             TableNotFoundError: A shard has no such table. Nothing was changed.
             DeadlineExceededError: The table's extensions are behind.
@@ -360,6 +401,9 @@ class ShardedClient:
 
         Sizes, bounds of sizes and counters are those of all together, other settings those of the
         first.
+
+        Args:
+            timeout: Seconds to wait at most; None: for ever.
 
         Raises:
             ServerClosedError: All shards are down.

@@ -200,6 +200,9 @@ class Table:
     def from_config(cls, config: TableConfig) -> Table:
         """Describes the table that ``config`` came from.
 
+        Args:
+            config: What `config` returned.
+
         Raises:
             InvalidArgumentError: The limiter or the signature in ``config`` cannot be used.
         """
@@ -316,6 +319,9 @@ class Table:
 
         As in Reverb, only the limiter is asked: ``max_times_sampled`` may end it earlier.
 
+        Args:
+            num_samples: How many.
+
         Raises:
             InvalidArgumentError: ``num_samples`` is below 1.
             ArgumentTypeError: ``num_samples`` is not an int.
@@ -327,6 +333,9 @@ class Table:
         """Returns whether the rate limiter lets so many inserts pass now.
 
         As in Reverb, only the limiter is asked: ``max_size`` plays no part.
+
+        Args:
+            num_inserts: How many.
 
         Raises:
             InvalidArgumentError: ``num_inserts`` is below 1.

@@ -33,6 +33,10 @@ class TrajectoryDataset(NumpyTrajectoryDataset):
         """Makes the dataset with dtypes and shapes of the table's signature.
 
         See `dataset.NumpyTrajectoryDataset.from_table_signature`.
+
+        Args:
+            *args: Those of that method.
+            **options: Those of that method.
         """
         if cls is TrajectoryDataset and tensorflow_is_installed():
             from shmreplay.integrations import tensorflow

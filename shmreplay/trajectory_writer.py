@@ -77,40 +77,74 @@ class TrajectoryWriter(WriterCore):
     # ------------------------------------------------------------------ what the native part asks
 
     def schema_for(self, trajectory: Any, leaves: Sequence[Leaf]) -> int:
-        """Number of an item structure in the store."""
+        """Number of an item structure in the store.
+
+        Args:
+            trajectory: Structure of the item.
+            leaves: Its columns.
+        """
         return self._connection.intern(trajectory, leaves)
 
     def find_schema(self, trajectory: Any, leaves: Sequence[Leaf]) -> int | None:
-        """Number of an item structure in the store, None where no item has had it."""
+        """Number of an item structure in the store, None where no item has had it.
+
+        Args:
+            trajectory: Structure of the item.
+            leaves: Its columns.
+        """
         return self._connection.native.schema_find(item_schema.encode(trajectory, leaves))
 
     def check_signature(
         self, table_number: int, table: str, trajectory: Any, leaves: Sequence[Leaf]
     ) -> list[int | None] | None:
-        """Checks an item's columns against the table's signature."""
+        """Checks an item's columns against the table's signature.
+
+        Args:
+            table_number: Of the table.
+            table: Its name.
+            trajectory: Structure of the item.
+            leaves: Its columns.
+        """
         if not self._validate:
             return None
         return self._connection.check_signature(table_number, leaves)
 
     def check_structure(self, data: Any) -> None:
-        """Refuses data whose structure does not go together with that of the history."""
+        """Refuses data whose structure does not go together with that of the history.
+
+        Args:
+            data: Of a step.
+        """
         check_new_structure(data, self.columns)
         merged(self._structure, paths_of(data), ())
 
     def structure_grew(self, data: Any) -> None:
-        """Takes new columns into the structure of the history."""
+        """Takes new columns into the structure of the history.
+
+        Args:
+            data: Of a step.
+        """
         self._structure = merged(self._structure, paths_of(data), ())
         self.history_cache = None
         self._layout = None
 
     def text_dtype(self, path: tree.Path, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The dtype of a new column of text: see `Connection.text_dtype`."""
+        """The dtype of a new column of text: see `Connection.text_dtype`.
+
+        Args:
+            path: Of the column.
+            dtype: Of its first step.
+        """
         return self._connection.text_dtype(path, dtype)
 
     # ------------------------------------------------------------------ history
 
     def make_history(self) -> Any:
-        """The structure of column histories; `history` keeps it until new columns are seen."""
+        """The structure of column histories; `history` keeps it until new columns are seen.
+
+        Raises:
+            WriterStateError: Nothing was appended yet.
+        """
         if self._structure is None:
             raise errors.WriterStateError(
                 "history cannot be accessed before `append` is called at least once: got 0 steps. "
@@ -137,7 +171,12 @@ class TrajectoryWriter(WriterCore):
                 self._thread.start()
 
     def make_room(self, what: str, timeout: float | None) -> None:
-        """Waits while the window of held-back items is full."""
+        """Waits while the window of held-back items is full.
+
+        Args:
+            what: What waits, for the error.
+            timeout: Seconds to wait at most; None: for ever.
+        """
         if len(self.pending) >= limits.WRITER_WINDOW_ITEMS:
             self._wait_for(limits.WRITER_WINDOW_ITEMS - 1, timeout, what)
         elif self._error is not None:
@@ -339,7 +378,11 @@ class TrajectoryWriter(WriterCore):
         return StepInPlace(self, spec)
 
     def layout_of_history(self) -> StepLayout:
-        """The columns of the history, for a step in place."""
+        """The columns of the history, for a step in place.
+
+        Raises:
+            WriterStateError: Nothing was appended yet, or a column had no value yet.
+        """
         if self._layout is None:
             if self._structure is None:
                 raise errors.WriterStateError(
@@ -358,7 +401,11 @@ class TrajectoryWriter(WriterCore):
         return self._layout
 
     def layout_of_spec(self, spec: Any) -> StepLayout:
-        """The columns of a structure of specs, made known if they are new."""
+        """The columns of a structure of specs, made known if they are new.
+
+        Args:
+            spec: Structure of `TensorSpec`.
+        """
         self._check_usable()
         specs = tree.map_structure_with_path(lambda path, leaf: as_spec(leaf, path), spec)
         flat = tree.flatten_with_path(specs)
