@@ -410,6 +410,21 @@ def outcome_of(reward: float, terminated: bool, truncated: bool) -> dict[str, An
     }
 
 
+def checked_discount(discount: Any) -> float:
+    """The discount of one step.
+
+    Raises:
+        InvalidArgumentError: It is not in [0, 1].
+        ArgumentTypeError: It is no number.
+    """
+    number = limits.checked_number("discount", discount)
+    if not 0.0 <= number <= 1.0:
+        raise errors.InvalidArgumentError(
+            f"discount must be in [0, 1], got {discount}. Give 1.0 for none"
+        )
+    return number
+
+
 def checked_at_least(name: str, value: Any, least: int) -> int:
     """An integer argument.
 

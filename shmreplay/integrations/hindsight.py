@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from shmreplay import errors, structured, tree
+from shmreplay import errors, limits, structured, tree
 from shmreplay.client import Client
-from shmreplay.integrations.episode_writers import EpisodeWriter, checked_at_least, columns_of
+from shmreplay.integrations.episode_writers import (
+    EpisodeWriter,
+    checked_at_least,
+    checked_discount,
+    columns_of,
+)
 
 __all__ = ["HindsightWriter"]
 
@@ -62,15 +68,27 @@ class HindsightWriter(EpisodeWriter):
 
         Raises:
             InvalidArgumentError: A number is out of range.
+            ArgumentTypeError: compute_reward cannot be called, or a number is none.
         """
         super().__init__()
+        if not callable(compute_reward):
+            raise errors.ArgumentTypeError(
+                f"compute_reward must be a function, got {compute_reward!r:.200}. Give the"
+                " environment's compute_reward"
+            )
         self._table = table
         self._compute_reward = compute_reward
         self._relabels = checked_at_least("relabels", relabels, 0)
-        self._discount = discount
+        self._discount = checked_discount(discount)
         self._max_steps = checked_at_least("max_steps", max_steps, 1)
-        self._priority = priority
-        self._random = np.random.default_rng(seed)
+        self._priority = limits.checked_number("priority", priority)
+        if not 0.0 <= self._priority < math.inf:
+            raise errors.InvalidArgumentError(
+                f"priority must be finite and not negative, got {priority}. Give 1.0 for all alike"
+            )
+        self._random = np.random.default_rng(
+            None if seed is None else checked_at_least("seed", seed, 0)
+        )
         self._client = client
         self._writer: structured.StructuredWriter | None = None
         self._empty: dict[str, Any] = {}

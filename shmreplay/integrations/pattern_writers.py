@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from shmreplay import errors, structured, tree
+from shmreplay import structured, tree
 from shmreplay.client import Client
 from shmreplay.integrations.episode_writers import (
     EpisodeWriter,
     checked_at_least,
+    checked_discount,
     columns_of,
     outcome_of,
 )
@@ -134,11 +135,7 @@ class NStepWriter(_PatternWriter):
         """
         super().__init__(client, table, stack, priority)
         self._n = checked_at_least("n", n, 1)
-        if not 0.0 <= discount <= 1.0:
-            raise errors.InvalidArgumentError(
-                f"discount must be in [0, 1], got {discount}. Give 1.0 for none"
-            )
-        self._discount = float(discount)
+        self._discount = checked_discount(discount)
         self._rewards: deque[float] = deque(maxlen=self._n)
         self._terminated = False
 

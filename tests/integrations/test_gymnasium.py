@@ -504,6 +504,20 @@ def test_errors(make_server: MakeServer) -> None:
         NStepWriter(client, "replay", discount=1.5)
     with pytest.raises(reverb.errors.WriterStateError, match="begin"):
         NStepWriter(client, "replay").step(0, 0.0, np.zeros(2), False, False)
+    bad: list[dict[str, Any]] = [
+        {"discount": float("nan")},
+        {"discount": "x"},
+        {"priority": float("nan")},
+        {"priority": -1.0},
+        {"priority": "x"},
+        {"seed": -1},
+        {"seed": "x"},
+    ]
+    for options in bad:
+        with pytest.raises(reverb.errors.ReverbError, match=next(iter(options))):
+            HindsightWriter(client, "replay", compute_reward, **options)
+    with pytest.raises(reverb.errors.ReverbError, match="compute_reward must be a function, got 5"):
+        HindsightWriter(client, "replay", 5)  # type: ignore[arg-type]
     hindsight = HindsightWriter(client, "replay", compute_reward)
     hindsight.begin(np.zeros(2))
     with pytest.raises(reverb.errors.InvalidArgumentError, match="achieved_goal"):
