@@ -552,7 +552,7 @@ def test_a_closed_client_says_so(make: Make) -> None:
         lambda: client.insert({"x": 1.0}, {"uniform": 1.0}),
         lambda: client.shards,
     ):
-        with pytest.raises(errors.ServerClosedError, match="this client is closed"):
+        with pytest.raises(errors.ServerClosedError, match="closed client"):
             call()
 
 
