@@ -263,25 +263,44 @@ class Dispatcher:
             raise ProtocolError(f"request {sequence} after {session.received}")
         if len(session.tasks) + len(session.answers) >= limits.BRIDGE_REQUESTS:
             raise ProtocolError(f"more than {limits.BRIDGE_REQUESTS} requests at once")
-        if session.nbytes + header.total > limits.BRIDGE_SESSION_BYTES + header.total // 2:
+        sent = session.nbytes - session.unpacked + header.total
+        if sent > limits.BRIDGE_SESSION_BYTES + header.total // 2:
             raise ProtocolError(f"more than {limits.BRIDGE_SESSION_BYTES} bytes at once")
         session.received = sequence
         task = Task(lambda t, result, error: self._done(session, t, result, error), sequence)
         session.tasks[sequence] = task
         self._account(session, sequence, header.total)
-        if self._nbytes > limits.BRIDGE_TOTAL_BYTES and header.total > limits.BRIDGE_RUN_BYTES:
+        full = self._why_full(session, header)
+        if full is not None:
             task.work = None
-            self._done(session, task, None, self._too_much())
+            self._done(session, task, None, full)
             return
         work = self._work(session, header.kind, reader, task)
         if work is not None:
             self._scheduler.start(task, work)
+            if reader.unpacked and not task.done:
+                self._account(session, sequence, header.total, reader.unpacked)
 
-    def _too_much(self) -> errors.ArenaFullError:
-        return errors.ArenaFullError(
-            f"the bridge has {self._nbytes} bytes of requests and answers on their way, at most"
-            f" {limits.BRIDGE_TOTAL_BYTES}; nothing was done. Try again later."
-        )
+    def _why_full(self, session: Session, header: Header) -> errors.ArenaFullError | None:
+        """Why there is no memory for a request that carries data; None: there is, or it has none.
+
+        How much a compressed batch becomes is known once it is read: the next one is refused.
+        """
+        batch = header.kind == Kind.INSERT_BATCH
+        if batch and session.unpacked > limits.BRIDGE_SESSION_BYTES:
+            return errors.ArenaFullError(
+                f"batches of this client that wait have {session.unpacked} bytes, decompressed;"
+                f" expected at most {limits.BRIDGE_SESSION_BYTES}. Nothing was done: insert again"
+                " once some of them are in."
+            )
+        if self._nbytes > limits.BRIDGE_TOTAL_BYTES and (
+            batch or header.total > limits.BRIDGE_RUN_BYTES
+        ):
+            return errors.ArenaFullError(
+                f"the bridge has {self._nbytes} bytes of requests and answers on their way, at most"
+                f" {limits.BRIDGE_TOTAL_BYTES}; nothing was done. Try again later."
+            )
+        return None
 
     def _work(self, session: Session, kind: Kind, reader: Reader, task: Task) -> Work | None:
         """What a request does; None for messages of writers, which go in line."""
@@ -327,11 +346,13 @@ class Dispatcher:
         session.answers[task.sequence] = frames
         self._send(session, frames)
 
-    def _account(self, session: Session, sequence: int, nbytes: int) -> None:
-        """So many bytes are kept for a request now."""
-        change = nbytes - session.sizes.pop(sequence, 0)
+    def _account(self, session: Session, sequence: int, nbytes: int, unpacked: int = 0) -> None:
+        """So many bytes are kept for a request now, and so many that it was decompressed to."""
+        had, had_unpacked = session.sizes.pop(sequence, (0, 0))
         if nbytes:
-            session.sizes[sequence] = nbytes
+            session.sizes[sequence] = (nbytes, unpacked)
+        change = nbytes + unpacked - had - had_unpacked
+        session.unpacked += unpacked - had_unpacked
         session.nbytes += change
         self._nbytes += change
 

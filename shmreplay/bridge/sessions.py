@@ -48,8 +48,11 @@ class Session:
         """Table and items of answers whose items the client has not delivered."""
         self.channels: dict[int, Channel] = {}
         self.nbytes = 0
+        """What is kept for it, `unpacked` included."""
+        self.unpacked = 0
+        """Of requests that came compressed and wait: what they became. Its client cannot know."""
         self.seen_at = time.monotonic()
-        self.sizes: dict[int, int] = {}
+        self.sizes: dict[int, tuple[int, int]] = {}
         self._compress = compress
 
     def body(self) -> Writer:
@@ -59,4 +62,4 @@ class Session:
     @property
     def full(self) -> bool:
         """Whether so much is on its way that nothing more should be drawn."""
-        return self.nbytes > limits.BRIDGE_SESSION_BYTES // 2
+        return self.nbytes - self.unpacked > limits.BRIDGE_SESSION_BYTES // 2

@@ -163,7 +163,7 @@ def _compressed(data: memoryview) -> bytes | None:
 class Reader:
     """Takes values out of a message. Every length is checked before it is used."""
 
-    __slots__ = ("_at", "_budget", "_end", "_meta", "_next", "_parts")
+    __slots__ = ("_at", "_budget", "_end", "_meta", "_next", "_parts", "unpacked")
 
     def __init__(self, meta: Any, parts: Sequence[Any] = ()) -> None:
         """Takes a meta part and the parts that follow it: bytes-like objects."""
@@ -173,6 +173,8 @@ class Reader:
         self._parts = parts
         self._next = 0
         self._budget = limits.BRIDGE_MESSAGE_BYTES
+        self.unpacked = 0
+        """Bytes that compressed arrays became."""
 
     @property
     def at_end(self) -> bool:
@@ -282,6 +284,7 @@ class Reader:
         part = self._parts[self._next]
         self._next += 1
         if codec == LZ4:
+            self.unpacked += nbytes
             return _array_of(_decompressed(part, nbytes), shape, dtype)
         if len(part) != nbytes:
             raise ProtocolError(f"a part of {len(part)} bytes for an array of {nbytes}")

@@ -8,6 +8,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,35 @@ def test_too_many_requests_at_once(serve: Serve, connect: Connect) -> None:
         assert peer.is_dropped()
     client.insert_batch(TABLE, {"x": np.zeros(1)})
     assert client.server_info()[TABLE].rate_limiter_info.sample_stats.completed == 0
+
+
+def test_batches_that_wait_are_bounded_by_what_they_were_decompressed_to(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BRIDGE_SESSION_BYTES", 2**22)
+    server = serve(reverb.Table.queue(TABLE, 1))
+    client, reader = connect(server, compress=True), connect(server)
+    batch = {"x": np.zeros((2, 2**20), np.float32)}  # 8 MiB, and a few kB on the way
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.insert_batch, TABLE, batch, timeout=60)
+        assert len(reader.sample_batch(TABLE, 1, timeout=60).data["x"]) == 1
+        # The first row is taken, the second in: fill the table, so that the next batch waits.
+        assert len(first.result(60)) == 2
+        second = pool.submit(client.insert_batch, TABLE, batch, timeout=60)
+        deadline = time.monotonic() + 60
+        while True:  # until the second waits at the server
+            try:
+                client.insert_batch(TABLE, {"x": np.zeros((1, 2**20), np.float32)}, timeout=0)
+            except errors.ArenaFullError as error:
+                assert "decompressed; expected at most 4194304" in str(error)
+                break
+            except errors.DeadlineExceededError:
+                assert time.monotonic() < deadline
+        assert client.server_info()[TABLE].current_size == 1
+        for _ in range(3):
+            reader.sample_batch(TABLE, 1, timeout=60)
+        assert len(second.result(60)) == 2
+    client.insert_batch(TABLE, {"x": batch["x"][:1]}, timeout=60)
 
 
 def test_a_peer_that_does_not_read_costs_nobody_else_anything(
