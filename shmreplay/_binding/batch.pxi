@@ -225,8 +225,8 @@ cdef class Batch:
         return 0
 
     def stack(self, StackPlan plan, list out):
-        """Copy all items into stacked arrays: (info arrays, column arrays), or the number of the
-        first item that does not fit.
+        """Copy all items into stacked arrays: (info arrays, column arrays), or the number of an
+        item that does not fit.
 
         `out` has an array for each column (writable, C-contiguous, exactly the right size), or is
         None: new ones are made.
@@ -381,7 +381,7 @@ cdef class Batch:
         """Copy columns of items [first, first + count) into arrays (C-contiguous, count items
         each).
 
-        Gives the index of the first item whose lengths differ from the arrays' share of an item, or
+        Gives the index of an item whose lengths differ from the arrays' share of an item, or
         -1.
         """
         cdef uint32_t n_cols = <uint32_t>len(arrays)

@@ -363,8 +363,8 @@ int sr_item_column(const sr_store *st, const sr_sampled *item, uint32_t c, uint3
  * else NULL. */
 const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c);
 /* Copy column c of each of n pinned items: dst[c] + i * bytes[c], where bytes[c] = length *
- * row_bytes. Every item must have n_cols columns and these byte counts: SR_INVALID names the
- * first that has not in *bad, SR_CORRUPT one that is damaged, SR_ELSEWHERE one with rows that lie
+ * row_bytes. Every item must have n_cols columns and these byte counts: SR_INVALID names one
+ * that has not in *bad, SR_CORRUPT one that is damaged, SR_ELSEWHERE one with rows that lie
  * apart: such items are to be read run by run. Runs without locks. */
 int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
               char *const *dst, const uint64_t *bytes, uint32_t *bad);
