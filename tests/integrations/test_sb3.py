@@ -425,13 +425,18 @@ class Goals(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_sac(nested: bool) -> None:
-    env = DummyVecEnv([Goals if nested else lambda: gymnasium.make("Pendulum-v1")] * 2)
-    model = SAC(
+@pytest.mark.parametrize(
+    ("algorithm", "n_envs", "steps", "stored"), [(SAC, 2, 160, 80), (TD3, 3, 150, 50)]
+)
+def test_continuous_actions(
+    algorithm: type[SAC] | type[TD3], n_envs: int, steps: int, stored: int, nested: bool
+) -> None:
+    env = DummyVecEnv([Goals if nested else lambda: gymnasium.make("Pendulum-v1")] * n_envs)
+    model = algorithm(
         "MultiInputPolicy" if nested else "MlpPolicy",
         env,
         learning_starts=40,
-        buffer_size=200,
+        buffer_size=100 * n_envs,
         batch_size=16,
         replay_buffer_class=DictReplayBuffer if nested else ReplayBuffer,
         seed=1,
@@ -439,30 +444,9 @@ def test_sac(nested: bool) -> None:
         device="cpu",
     )
     before = [weight.clone() for weight in model.policy.parameters()]
-    model.learn(160)
+    model.learn(steps)
     assert have_changed(before, model)
-    assert model.replay_buffer is not None and model.replay_buffer.size() == 80
-    model.replay_buffer.close()
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_td3(nested: bool) -> None:
-    env = DummyVecEnv([Goals if nested else lambda: gymnasium.make("Pendulum-v1")] * 3)
-    model = TD3(
-        "MultiInputPolicy" if nested else "MlpPolicy",
-        env,
-        learning_starts=40,
-        buffer_size=300,
-        batch_size=16,
-        replay_buffer_class=DictReplayBuffer if nested else ReplayBuffer,
-        seed=1,
-        policy_kwargs={"net_arch": [16]},
-        device="cpu",
-    )
-    before = [weight.clone() for weight in model.policy.parameters()]
-    model.learn(150)
-    assert have_changed(before, model)
-    assert model.replay_buffer is not None and model.replay_buffer.size() == 50
+    assert model.replay_buffer is not None and model.replay_buffer.size() == stored
     model.replay_buffer.close()
 
 
