@@ -27,8 +27,10 @@ class Recorder(reverb.TableExtension):
         self.happened: list[tuple[Any, ...]] = []
         self.gate = threading.Event()
         self.gate.set()
+        self.called = threading.Event()
 
     def note(self, what: str, item: ExtensionItem) -> None:
+        self.called.set()
         assert self.gate.wait(DEADLINE_S)
         self.happened.append((what, item.key, item.priority, item.times_sampled))
 
@@ -419,6 +421,7 @@ def test_a_stopped_server_does_not_wait_for_ever(
     client.insert_batch("t", {"x": np.zeros(300)})
     client.close()
     (thread,) = [t for t in server._threads if t.name == "shmreplay-extensions"]
+    assert recorder.called.wait(DEADLINE_S)  # else it may tell nothing at all and end in time
     server.stop()
     assert "still runs after the server stopped" in caplog.text
     recorder.gate.set()
