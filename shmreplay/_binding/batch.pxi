@@ -50,7 +50,8 @@ cdef class Batch:
     cdef int drop(self):
         """Give the pins back. The session is the batch's own until then."""
         cdef uint32_t *positions
-        cdef uint32_t i
+        cdef uint32_t i, n
+        cdef const sr_sampled *item
         cdef int rc = SR_OK
         if self.n == 0 or self.session.store.fork_count != _fork_count:
             self.released = True
@@ -59,10 +60,13 @@ cdef class Batch:
         if positions == NULL:
             return SR_SYS
         self.released = True
-        for i in range(self.n):
-            positions[i] = self.items[i].position
+        item = self.items
+        n = self.n
+        for i in range(n):
+            positions[i] = item.position
+            item += 1
         with nogil:
-            rc = sr_release(&self.session.ses, self.n, positions)
+            rc = sr_release(&self.session.ses, n, positions)
         free(positions)
         self.session.ses.shared.borrowed_ns = 0
         return rc
@@ -197,17 +201,23 @@ cdef class Batch:
         cdef uint64_t *inserted_ns = <uint64_t *>(priority + self.n)
         cdef int32_t *times_sampled = <int32_t *>(inserted_ns + self.n)
         cdef uint32_t i, n = self.n
+        cdef const sr_sampled *item = self.items
         for i in range(n):
-            key[i] = self.items[i].key
-            probability[i] = self.items[i].probability
-            table_size[i] = self.items[i].table_size
-            priority[i] = self.items[i].priority
-            times_sampled[i] = self.items[i].times_sampled
-            inserted_ns[i] = self.items[i].inserted_ns
+            key[i] = item.key
+            probability[i] = item.probability
+            table_size[i] = item.table_size
+            priority[i] = item.priority
+            times_sampled[i] = item.times_sampled
+            inserted_ns[i] = item.inserted_ns
+            item += 1
+        cdef tuple shape = (n,)
         return (
-            _ndarray(n, _uint64, b), _ndarray(n, _float64, b, 8 * n),
-            _ndarray(n, _int64, b, 16 * n), _ndarray(n, _float64, b, 24 * n),
-            _ndarray(n, _int32, b, 40 * n), _ndarray(n, _uint64, b, 32 * n))
+            new_array(shape, _uint64, b, key, True),
+            new_array(shape, _float64, b, probability, True),
+            new_array(shape, _int64, b, table_size, True),
+            new_array(shape, _float64, b, priority, True),
+            new_array(shape, _int32, b, times_sampled, True),
+            new_array(shape, _uint64, b, inserted_ns, True))
 
     cdef int check_columns(self, uint32_t i, StackPlan plan) except -1:
         if sr_item_columns(&self.session.store.st, &self.items[i]) != plan.n:
@@ -251,9 +261,9 @@ cdef class Batch:
                     b = Buffer(nbytes[c] * self.n)
                     dst[c] = b.base
                     arrays.append(
-                        _ndarray(
+                        new_array(
                             plan.shape(c, length_flags & ~SR_COL_SQUEEZED, self.n), plan.dtypes[c],
-                            b))
+                            b, b.base, True))
                 else:
                     PyObject_GetBuffer(out[c], &bufs[c], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
                     got += 1
@@ -325,9 +335,7 @@ cdef class Batch:
             self.column_of(i, c, &length_flags, &row_bytes)
             length_flags &= ~SR_COL_SQUEEZED
             shape = plan.shape_of_one(c, length_flags)
-            out.append(
-                _ndarray(
-                    shape, plan.dtypes[c], make_window(self, p, length_flags * row_bytes, True)))
+            out.append(new_array(shape, plan.dtypes[c], self, <void *>p, False))
         return out
 
     def copies(self, uint32_t i, StackPlan plan):
@@ -348,7 +356,8 @@ cdef class Batch:
             total += nbytes[c]
             b = Buffer(nbytes[c])
             dst[c] = b.base
-            arrays.append(_ndarray(plan.shape_of_one(c, length_flags), plan.dtypes[c], b))
+            arrays.append(
+                new_array(plan.shape_of_one(c, length_flags), plan.dtypes[c], b, b.base, True))
         if total < NOGIL_BYTES:
             rc = sr_gather(
                 &self.session.store.st, 1, self.items + i, plan.n, dst, nbytes, &bad)

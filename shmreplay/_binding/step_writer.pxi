@@ -418,7 +418,8 @@ cdef class StepWriter(RowWriter):
             if p == NULL:
                 raise_status(SR_CORRUPT, "writing a step")
             memset(p, 0, c.row_bytes)
-            arrays.append(_ndarray(c.shape, c.dtype, make_window(self, p, c.row_bytes, False)))
+            arrays.append(new_array(
+                c.shape, c.dtype, make_window(self, p, c.row_bytes, False), p, True))
             i += 1
         self.in_place = True
         self.place_group = group

@@ -149,7 +149,7 @@ cdef class TrajectoryColumn:
                     cell_at(self.writer, c, nbytes), nbytes)
         finally:
             self.writer.leave()
-        return _ndarray(self.shape, self.dtype, out)
+        return new_array(self.shape, self.dtype, out, out.base, True)
 
 
 cdef inline uint64_t signature_key(TrajectoryColumn c) noexcept:

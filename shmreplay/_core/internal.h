@@ -52,6 +52,12 @@ static inline void *sr_ptr(const sr_store *st, uint64_t off) {
 /* For offsets that were compared with what this process knows (shape.h), or come from there. */
 static inline void *sr_known(const sr_store *st, uint64_t off) { return st->base + off; }
 
+/* What will be written soon. Prefetching an address that does not exist does nothing: nothing is
+ * checked, and so it is no pointer until then. */
+static inline void sr_prefetch(const sr_store *st, uint64_t off) {
+    __builtin_prefetch((const void *)((uintptr_t)st->base + off), 1);
+}
+
 static inline uint64_t sr_align(uint64_t x, uint64_t a) { return (x + a - 1) & ~(a - 1); }
 
 static inline uint64_t sr_splitmix64(uint64_t *state) {

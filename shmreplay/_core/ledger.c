@@ -9,9 +9,6 @@
 
 #define LEDGER_MIN 64u
 
-/* Nobody but the owner changes where it lies: the owner knows without looking. */
-static uint64_t *entries(const sr_ses *ses) { return sr_ptr(ses->st, ses->ledger_off); }
-
 static void push_free(sr_ses *ses, uint32_t position) {
     SR_ASSERT(ses->n_free < ses->ledger_cap);
     ses->free_stack[ses->n_free++] = position;
@@ -36,7 +33,7 @@ static int grow(sr_ses *ses, uint32_t cap) {
     if (rc != SR_OK) return rc;
     uint32_t old_cap = ses->ledger_cap;
     uint64_t old_off = ses->ledger_off;
-    memcpy(fresh, entries(ses), old_cap * sizeof *fresh);
+    memcpy(fresh, sr_ledger_entries(ses), old_cap * sizeof *fresh);
     shared->ledger_off = off;
     /* Crash: never a length beyond what the ledger named before it has. Here, below and where it is
      * given back, the release keeps the compiler from changing the order. */
@@ -83,20 +80,6 @@ int sr_ledger_reserve(sr_ses *ses, uint32_t n) {
     return rc;
 }
 
-uint32_t sr_ledger_note(sr_ses *ses, uint64_t ref) {
-    SR_ASSERT(ses->n_free > 0);
-    uint32_t position = ses->free_stack[--ses->n_free];
-    entries(ses)[position] = ref;
-    ses->shared->ledger_used++;
-    return position;
-}
-
-uint32_t sr_ledger_pin(sr_ses *ses, uint64_t ref) {
-    uint32_t position = sr_ledger_note(ses, ref);
-    sr_ref_retain(ses->st, ref);
-    return position;
-}
-
 int sr_hold(sr_ses *ses, uint64_t ref, uint32_t *position) {
     SR_GUARDED_SES(ses)
     if (ses->n_free == 0) return SR_INVALID;
@@ -110,21 +93,26 @@ int sr_hold(sr_ses *ses, uint64_t ref, uint32_t *position) {
 int sr_release(sr_ses *ses, uint32_t n, const uint32_t *positions) {
     SR_GUARDED_SES(ses)
     sr_store *st = ses->st;
-    uint64_t *list = entries(ses);
+    uint64_t *list = sr_ledger_entries(ses);
     for (uint32_t i = 0; i < n; i++) {
         if (positions[i] >= ses->ledger_cap || list[positions[i]] == 0) return SR_INVALID;
-        __builtin_prefetch(sr_ptr(st, SR_REF_OFF(list[positions[i]])), 1);
+        sr_prefetch(st, SR_REF_OFF(list[positions[i]]));
     }
     sr_begin(ses, SR_BUSY_RELEASE);
     /* One lock for the whole batch. What drops to nothing is freed under it (arena locks). */
     int rc = sr_lock_session(ses);
     if (rc == SR_OK) {
+        uint32_t *const stack = ses->free_stack;
+        uint32_t n_free = ses->n_free, used = ses->shared->ledger_used;
+        SR_ASSERT(n <= ses->ledger_cap - n_free);
         for (uint32_t i = 0; i < n; i++) {
-            uint64_t ref = list[positions[i]];
+            const uint32_t position = positions[i];
+            const uint64_t ref = list[position];
             SR_ASSERT(ref != 0);
-            list[positions[i]] = 0;
-            push_free(ses, positions[i]);
-            ses->shared->ledger_used--;
+            list[position] = 0;
+            stack[n_free++] = position;
+            ses->n_free = n_free;
+            ses->shared->ledger_used = --used;
             int dropped = sr_ref_drop(st, ref);
             /* SR_DIRTY: nothing refers to it any more, and the repair that comes frees it. */
             if (dropped != SR_OK && dropped != SR_DIRTY) rc = dropped;

@@ -9,25 +9,6 @@
 
 #define EPISODES_PER_ITEM 64u
 
-/* All of them begin with their kind. What else they say is checked where it is read. */
-static _Atomic uint32_t *refs_of(const sr_store *st, uint64_t ref) {
-    SR_ASSERT(sr_fits(st, SR_REF_OFF(ref), SR_LINE));
-    void *object = sr_known(st, SR_REF_OFF(ref));
-    SR_ASSERT(*(const uint32_t *)object == SR_REF_KIND(ref));
-    switch (SR_REF_KIND(ref)) {
-    case SR_KIND_BLOCK: return &((sr_block *)object)->refs;
-    case SR_KIND_TRAJ: return &((sr_traj *)object)->refs;
-    case SR_KIND_EPISODE: return &((sr_episode *)object)->refs;
-    case SR_KIND_PACKED: return &((sr_packed *)object)->refs;
-    default: SR_ASSERT(!"a reference of unknown kind"); return NULL;
-    }
-}
-
-void sr_ref_retain(const sr_store *st, uint64_t ref) {
-    uint32_t before = atomic_fetch_add_explicit(refs_of(st, ref), 1, memory_order_relaxed);
-    SR_ASSERT(before > 0);
-}
-
 static const uint64_t *episodes_of(const sr_block *b) {
     return (const uint64_t *)(const void *)((const char *)b + b->episodes_off);
 }
@@ -53,10 +34,7 @@ static int drop_block(sr_store *st, const sr_block *b) {
     return rc != SR_OK ? rc : result;
 }
 
-int sr_ref_drop(sr_store *st, uint64_t ref) {
-    uint32_t before = atomic_fetch_sub_explicit(refs_of(st, ref), 1, memory_order_acq_rel);
-    SR_ASSERT(before > 0);
-    if (before > 1) return SR_OK;
+int sr_ref_free(sr_store *st, uint64_t ref) {
     uint64_t off = SR_REF_OFF(ref);
     int result = SR_OK;
     if (SR_REF_KIND(ref) == SR_KIND_BLOCK) result = drop_block(st, sr_block_at(st, off));

@@ -22,9 +22,9 @@ typedef struct {
     int status;
 } draw_ctx;
 
-/* Record one draw and pin what it refers to. Under the stripe's lock. */
-static void take(draw_ctx *c, const sr_slot *slot, double probability, int64_t table_size,
-                 sr_sampled *out) {
+/* What is told of one draw, except where it is pinned. Gives its reference. */
+static inline uint64_t describe(const sr_slot *slot, double probability, int64_t table_size,
+                                sr_sampled *out) {
     uint64_t ref = atomic_load_explicit(&slot->ref, memory_order_relaxed);
     SR_ASSERT(ref != 0);
     out->key = slot->key;
@@ -37,14 +37,23 @@ static void take(draw_ctx *c, const sr_slot *slot, double probability, int64_t t
     out->times_sampled = (int32_t)slot->times_sampled;
     out->schema = slot->schema;
     out->inserted_ns = slot->inserted_ns;
-    out->position = sr_ledger_pin(c->ses, ref);
+    return ref;
 }
 
-static void count_sample(draw_ctx *c, sr_slot *slot) {
-    if (slot->times_sampled == 0) {
-        atomic_fetch_add_explicit(&c->t->num_unique_samples, 1, memory_order_relaxed);
-    }
-    if (slot->times_sampled < 0x7fffffffu) slot->times_sampled++;
+/* Record one draw and pin what it refers to. Under the stripe's lock. */
+static void take(draw_ctx *c, const sr_slot *slot, double probability, int64_t table_size,
+                 sr_sampled *out) {
+    out->position = sr_ledger_pin(c->ses, describe(slot, probability, table_size, out));
+}
+
+/* 1 if it is the first of this item. */
+static inline uint32_t count_sample(sr_slot *slot) {
+    uint32_t before = slot->times_sampled;
+    slot->times_sampled = before + (before < 0x7fffffffu);
+    return before == 0;
+}
+static void count_unique(draw_ctx *c, uint32_t n) {
+    if (n > 0) atomic_fetch_add_explicit(&c->t->num_unique_samples, n, memory_order_relaxed);
 }
 
 /* Note what was drawn and removed so far, before the stripe's lock goes. */
@@ -66,23 +75,29 @@ static void draw_many(draw_ctx *c, sr_stripe *s, uint32_t n, double scale, doubl
     double prob[BATCH_MAX];
     sr_index_sample(c->st, &s->index[s->sampler], (enum sr_selector)c->t->sampler_kind, &c->rng, n,
                     slots, prob);
+    sr_slot *const first = sr_slot_at(c->st, s, 0);
+    const uint64_t used = s->slots_used;
     for (uint32_t i = 0; i < n; i++) {
-        SR_ASSERT(slots[i] < s->slots_used);
-        __builtin_prefetch(sr_slot_at(c->st, s, slots[i]), 1);
+        SR_ASSERT(slots[i] < used);
+        __builtin_prefetch(first + slots[i], 1);
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t ref =
-            atomic_load_explicit(&sr_slot_at(c->st, s, slots[i])->ref, memory_order_relaxed);
-        __builtin_prefetch(sr_ptr(c->st, SR_REF_OFF(ref)), 1);
+        uint64_t ref = atomic_load_explicit(&first[slots[i]].ref, memory_order_relaxed);
+        sr_prefetch(c->st, SR_REF_OFF(ref));
     }
     sr_events_spend(c->ses, c->t, n);
+    const int told = sr_has_events(c->t);
+    uint32_t unique = 0;
+    sr_pinning pinning = sr_pinning_begin(c->ses, n);
     for (uint32_t i = 0; i < n; i++) {
-        sr_slot *slot = sr_slot_at(c->st, s, slots[i]);
-        count_sample(c, slot);
-        sr_events_stage(c->st, c->t, SR_EVENT_SAMPLE, slot, slot->ref);
+        sr_slot *slot = first + slots[i];
+        unique += count_sample(slot);
+        if (told) sr_events_stage_item(c->st, c->t, SR_EVENT_SAMPLE, slot, slot->ref);
         double p = exact > 0 ? exact : prob[i] * scale;
-        take(c, slot, p, table_size, &out[where == NULL ? i : where[i]]);
+        sr_sampled *to = &out[where == NULL ? i : where[i]];
+        to->position = sr_pinning_next(&pinning, c->ses, describe(slot, p, table_size, to));
     }
+    count_unique(c, unique);
     sr_events_commit(c->st, c->t);
 }
 
@@ -104,7 +119,7 @@ static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
                         &prob);
         SR_ASSERT(number < s->slots_used);
         sr_slot *slot = sr_slot_at(c->st, s, number);
-        count_sample(c, slot);
+        count_unique(c, count_sample(slot));
         take(c, slot, prob, (int64_t)ix->count, &out[done++]);
         sr_events_spend(c->ses, c->t, 2);
         sr_events_stage(c->st, c->t, SR_EVENT_SAMPLE, slot, slot->ref);
@@ -123,7 +138,9 @@ static uint32_t draw_single(draw_ctx *c, uint32_t n, sr_sampled *out) {
 
 typedef struct {
     double mass[SR_STRIPES_MAX];
+    double upto[SR_STRIPES_MAX]; /* sum of the masses of it and those before it */
     double total;
+    uint32_t last; /* the last that has any */
     uint64_t size[SR_STRIPES_MAX];
     uint64_t size_total;
     int even; /* every item is as likely as every other */
@@ -149,24 +166,47 @@ static void read_masses(const draw_ctx *c, masses *m) {
                                                               : (double)m->size[i];
         mass_total += m->mass[i];
     }
-    m->total = mass_total;
     m->even = c->t->sampler_kind != SR_SEL_PRIORITIZED || !(mass_total > 0);
-    if (mass_total > 0) return;
-    /* All weights are zero: every item is as likely as every other. */
-    for (uint32_t i = 0; i < c->t->n_stripes; i++) m->mass[i] = (double)m->size[i];
-    m->total = (double)m->size_total;
+    m->total = 0;
+    m->last = 0;
+    for (uint32_t i = 0; i < c->t->n_stripes; i++) {
+        /* All weights are zero: every item is as likely as every other. */
+        if (!(mass_total > 0)) m->mass[i] = (double)m->size[i];
+        if (m->mass[i] > 0) {
+            m->total += m->mass[i];
+            m->last = i;
+        }
+        m->upto[i] = m->total;
+    }
 }
 
-static uint32_t pick_stripe(draw_ctx *c, const masses *m) {
+/* Without a branch on what was drawn, which nobody can predict. A stripe without mass ends where
+ * the one before it does, and so is passed over with it. */
+static inline uint32_t pick_stripe(draw_ctx *c, const masses *m, uint32_t n_stripes) {
     double u = sr_random_double(&c->rng) * m->total;
-    uint32_t last = SR_NONE;
-    for (uint32_t i = 0; i < c->t->n_stripes; i++) {
-        if (m->mass[i] <= 0) continue;
-        last = i;
-        if (u < m->mass[i]) break;
-        u -= m->mass[i];
+    uint32_t k = 0;
+    for (uint32_t i = 0; i < n_stripes; i++) k += u >= m->upto[i];
+    return k < m->last ? k : m->last; /* the product may have been rounded up to the total */
+}
+
+/* Choose a stripe for each of where[]; those of stripe k are then by_stripe[end[k - 1]] and on, up
+ * to end[k], in their order. */
+static void part_by_stripe(draw_ctx *c, const masses *m, uint32_t n_stripes, uint32_t n,
+                           const uint32_t *where, uint32_t *by_stripe, uint32_t *end) {
+    uint8_t stripe[BATCH_MAX];
+    uint32_t counts[SR_STRIPES_MAX];
+    memset(counts, 0, n_stripes * sizeof *counts);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t k = pick_stripe(c, m, n_stripes);
+        stripe[i] = (uint8_t)k;
+        counts[k]++;
     }
-    return last;
+    uint32_t sum = 0;
+    for (uint32_t k = 0; k < n_stripes; k++) {
+        end[k] = sum;
+        sum += counts[k];
+    }
+    for (uint32_t i = 0; i < n; i++) by_stripe[end[stripe[i]]++] = where[i];
 }
 
 /* Several stripes, nothing removed by sampling: choose each draw's stripe by mass, then visit
@@ -177,21 +217,14 @@ static uint32_t draw_round(draw_ctx *c, uint32_t n, uint32_t *where, sr_sampled 
     masses m;
     read_masses(c, &m);
     if (m.size_total == 0 || !(m.total > 0)) return n;
-    uint8_t stripe[BATCH_MAX];
-    uint32_t mine[BATCH_MAX];
-    uint32_t left = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t k = pick_stripe(c, &m);
-        SR_ASSERT(k < c->t->n_stripes);
-        stripe[i] = (uint8_t)k;
-    }
-    uint32_t wanted[BATCH_MAX];
-    memcpy(wanted, where, n * sizeof *wanted);
-    for (uint32_t k = 0; k < c->t->n_stripes && c->status == SR_OK; k++) {
-        uint32_t count = 0;
-        for (uint32_t i = 0; i < n; i++) {
-            if (stripe[i] == k) mine[count++] = wanted[i];
-        }
+    const uint32_t n_stripes = c->t->n_stripes;
+    SR_ASSERT(n_stripes <= SR_STRIPES_MAX);
+    uint32_t by_stripe[BATCH_MAX], end[SR_STRIPES_MAX];
+    uint32_t left = 0, first = 0;
+    part_by_stripe(c, &m, n_stripes, n, where, by_stripe, end);
+    for (uint32_t k = 0; k < n_stripes && c->status == SR_OK; first = end[k++]) {
+        const uint32_t *mine = by_stripe + first;
+        const uint32_t count = end[k] - first;
         if (count == 0) continue;
         sr_stripe *s = sr_stripe_at(c->st, c->t, k);
         if ((c->status = sr_lock_stripe(c->st, c->t, s)) != SR_OK) break;
@@ -220,6 +253,7 @@ static uint32_t draw_striped(draw_ctx *c, uint32_t n, sr_sampled *out) {
     for (uint32_t round = 0; left > 0 && round < 8 && c->status == SR_OK; round++) {
         left = draw_round(c, left, where, out);
     }
+    if (left == 0 && c->status == SR_OK) return n;
     uint32_t done = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (out[i].ref != 0) {
@@ -238,8 +272,8 @@ static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
         masses m;
         read_masses(c, &m);
         if (m.size_total == 0 || !(m.total > 0)) break;
-        uint32_t k = pick_stripe(c, &m);
-        SR_ASSERT(k < c->t->n_stripes);
+        SR_ASSERT(c->t->n_stripes <= SR_STRIPES_MAX);
+        uint32_t k = pick_stripe(c, &m, c->t->n_stripes);
         sr_stripe *s = sr_stripe_at(c->st, c->t, k);
         if ((c->status = sr_lock_stripe(c->st, c->t, s)) != SR_OK) break;
         sr_index *ix = &s->index[s->sampler];
@@ -250,7 +284,7 @@ static uint32_t draw_consuming(draw_ctx *c, uint32_t n, sr_sampled *out) {
                             &prob);
             SR_ASSERT(number < s->slots_used);
             sr_slot *slot = sr_slot_at(c->st, s, number);
-            count_sample(c, slot);
+            count_unique(c, count_sample(slot));
             double exact = even_probability(c, &m, k, ix);
             double p = exact > 0 ? exact : prob * m.mass[k] / m.total;
             take(c, slot, p, (int64_t)m.size_total, &out[done++]);

@@ -5,11 +5,35 @@
 
 #include "internal.h"
 
-/* One more reference to a block or trajectory that is known to be alive. */
-void sr_ref_retain(const sr_store *st, uint64_t ref);
+/* The count of references to what `ref` says. It begins with its kind; what else it says is checked
+ * where it is read. */
+static inline _Atomic uint32_t *sr_refs_of(const sr_store *st, uint64_t ref) {
+    _Static_assert(offsetof(sr_block, refs) == 8 && offsetof(sr_traj, refs) == 8 &&
+                       offsetof(sr_packed, refs) == 8 && offsetof(sr_episode, refs) == 4,
+                   "where counts are");
+    uint32_t kind = SR_REF_KIND(ref);
+    SR_ASSERT(sr_fits(st, SR_REF_OFF(ref), SR_LINE));
+    _Atomic uint32_t *object = sr_known(st, SR_REF_OFF(ref));
+    SR_ASSERT(atomic_load_explicit(object, memory_order_relaxed) == kind);
+    SR_ASSERT((1u << kind & (1u << SR_KIND_BLOCK | 1u << SR_KIND_TRAJ | 1u << SR_KIND_EPISODE |
+                             1u << SR_KIND_PACKED)) != 0);
+    return object + (kind == SR_KIND_EPISODE ? 1 : 2);
+}
+/* One more reference to something that is known to be alive. */
+static inline void sr_ref_retain(const sr_store *st, uint64_t ref) {
+    uint32_t before = atomic_fetch_add_explicit(sr_refs_of(st, ref), 1, memory_order_relaxed);
+    SR_ASSERT(before > 0);
+}
+/* Nothing refers to it any more: free it, and drop what it refers to (arena locks). Results as of
+ * sr_ref_drop. */
+int sr_ref_free(sr_store *st, uint64_t ref);
 /* One reference less; the last one frees it and what it refers to (arena locks). SR_OK, SR_CORRUPT,
  * or SR_DIRTY: something that nothing refers to any more is left for the repair to free. */
-int sr_ref_drop(sr_store *st, uint64_t ref);
+static inline int sr_ref_drop(sr_store *st, uint64_t ref) {
+    uint32_t before = atomic_fetch_sub_explicit(sr_refs_of(st, ref), 1, memory_order_acq_rel);
+    SR_ASSERT(before > 0);
+    return SR_LIKELY(before > 1) ? SR_OK : sr_ref_free(st, ref);
+}
 
 /* An item enters (leaves) a table: count it at each episode whose rows it refers to. An item
  * that spans more than 64 episodes is counted at 64 of them, the same ones when it leaves. */

@@ -473,3 +473,38 @@ def test_without_tensorflow_the_datasets_are_of_numpy(
     assert isinstance(steps, reverb.TimestepDataset) and len(list(steps)) == 6
     with pytest.raises(ImportError, match=r"shmreplay\[tf\]"):
         reverb.TFClient(client.server_address)
+
+
+@pytest.mark.parametrize("rows_at_once", [300, 7])
+@pytest.mark.parametrize(
+    "width", [1, 3, 4, 8, 31, 32, 33, 63, 64, 127, 128, 129, 336, 2047, 2048, 5000]
+)
+def test_batches_of_rows_of_any_width(
+    make_client: MakeClient, width: int, rows_at_once: int
+) -> None:
+    _, client = make_client([fifo_table(sampler=reverb.selectors.Uniform())])
+    rng = np.random.default_rng(width)
+    rows = rng.integers(0, 256, (300, width), np.uint8)
+    for k in range(0, 300, rows_at_once):
+        some = np.arange(k, min(k + rows_at_once, 300))
+        client.insert_batch(TABLE, {"n": some, "x": rows[some]})
+    for batch_size in (1, 256, 700):
+        data = client.sample_batch(TABLE, batch_size).data
+        np.testing.assert_array_equal(data["x"], rows[data["n"]])
+
+
+def test_batches_of_items_that_lie_in_different_ways(make_client: MakeClient) -> None:
+    """Whole rows of one block, and trajectories of several, in every order."""
+    _, client = make_client([fifo_table(sampler=reverb.selectors.Uniform())])
+    with client.trajectory_writer(40) as writer:
+        for t in range(40):
+            writer.append({"a": np.full(40, t, np.float32), "b": np.int64(t)})
+            if t >= 3:
+                step = 1 if t % 2 else -1
+                writer.create_item(
+                    TABLE, 1.0, {name: c[-3:][::step] for name, c in writer.history.items()}
+                )
+    data = client.sample_batch(TABLE, 600).data
+    assert data["a"].shape == (600, 3, 40)
+    np.testing.assert_array_equal(data["a"], np.repeat(data["b"][..., None], 40, 2))
+    assert {-1, 1} == set(np.unique(np.diff(data["b"], axis=1)))
