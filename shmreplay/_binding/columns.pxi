@@ -110,6 +110,20 @@ cdef class Column:
             return -1
         return m.value
 
+    cdef inline const cell *rows_from(self, int64_t first, Py_ssize_t n, uint32_t col) noexcept:
+        """Where value `first` lies, if it and the n - 1 after it are reachable and lie in rows that
+        follow each other, as column `col` of one block; else NULL.
+        """
+        cdef const cell *x = &self.ring[first & self.mask]
+        cdef const cell *y
+        if not self.alive(first) or n > self.count - first or x.col != col:
+            return NULL
+        if n > 1:
+            y = &self.ring[(first + n - 1) & self.mask]
+            if y.block != x.block or y.col != col or <int64_t>y.row - <int64_t>x.row != n - 1:
+                return NULL
+        return x
+
     cdef inline void push(self, int64_t step, uint64_t block, uint32_t row, uint32_t col) noexcept:
         cdef cell *c = &self.ring[self.count & self.mask]
         cdef step_mark *m = &self.marks[step & self.mask]

@@ -153,6 +153,7 @@ cdef extern from "_core/shmreplay.h" nogil:
         double priority
         uint32_t schema
     int sr_items_fit(sr_store *st, uint32_t table, uint32_t n, const sr_item *items)
+    bint sr_insert_is_brief(const sr_ses *ses, uint32_t table)
     int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uint64_t *keys,
                   uint32_t *done, uint32_t *seq)
 
@@ -265,6 +266,16 @@ cdef extern from "_core/remote.h" nogil:
     void sr_session_receipt(sr_ses *ses, uint32_t number, uint64_t next)
     uint64_t sr_table_epoch(const sr_store *st, uint32_t table)
 
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *m, const void *attr)
+    int pthread_mutex_destroy(pthread_mutex_t *m)
+    int pthread_mutex_trylock(pthread_mutex_t *m)
+    int pthread_mutex_lock(pthread_mutex_t *m)
+    int pthread_mutex_unlock(pthread_mutex_t *m)
+    unsigned long pthread_self()
+
 cdef extern from "Python.h":
     ctypedef struct PyThread_type_lock_s:
         pass
@@ -279,4 +290,28 @@ cdef extern from "Python.h":
     Py_ssize_t PyNumber_AsSsize_t(object index, PyObject *overflow) except? -1
     int PySlice_Unpack(object slice, Py_ssize_t *start, Py_ssize_t *stop,
                        Py_ssize_t *step) except -1
+    bint PyDict_Next(object d, Py_ssize_t *at, PyObject **key, PyObject **value)
+    PyObject *PyTuple_GET_ITEM(object t, Py_ssize_t i)
+    PyObject *PyList_GET_ITEM(object l, Py_ssize_t i)
     Py_ssize_t PY_SSIZE_T_MAX, PY_SSIZE_T_MIN
+
+cdef extern from *:
+    """
+    static inline int sr_bound(PyObject *bound, Py_ssize_t otherwise, Py_ssize_t *out) {
+        int overflow = 0;
+        if (bound == Py_None) {
+            *out = otherwise;
+            return 1;
+        }
+        if (!PyLong_CheckExact(bound)) return 0;
+        *out = (Py_ssize_t)PyLong_AsLongAndOverflow(bound, &overflow);
+        return !overflow;
+    }
+    /* PySlice_Unpack of what a slice mostly is: ints or None, and no step. 0: something else. */
+    static inline int sr_slice_bounds(PyObject *slice, Py_ssize_t *start, Py_ssize_t *stop) {
+        PySliceObject *s = (PySliceObject *)slice;
+        return s->step == Py_None && sr_bound(s->start, 0, start) &&
+               sr_bound(s->stop, PY_SSIZE_T_MAX, stop);
+    }
+    """
+    bint sr_slice_bounds(object slice, Py_ssize_t *start, Py_ssize_t *stop)

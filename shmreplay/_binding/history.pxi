@@ -30,16 +30,29 @@ cdef class ColumnHistory:
             yield self[i]
 
     def __getitem__(self, index):
-        cdef Py_ssize_t n = self.owner().history_length()
-        cdef Py_ssize_t start, stop, step, count
+        cdef Py_ssize_t start, stop, n
+        if self.writer == NULL:
+            self.owner()
+        n = (<RowWriter>self.writer).history_length()
         if type(index) is slice:
-            return self.slice(index, n)
+            if not sr_slice_bounds(index, &start, &stop):
+                return self.slice(index, n)
+            # Steps that follow each other, [-1:] mostly.
+            if start < -n or start > n:
+                bound_of(self.column.path, start, n, n)
+            if start < 0:
+                start += n
+            if stop == PY_SSIZE_T_MAX:
+                stop = n
+            else:
+                stop = bound_of(self.column.path, stop, n, n)
+            return self.cells(start, 1, stop - start if stop > start else 0, False, n)
         if isinstance(index, int):
             # Beyond its range: its ends, which no history reaches.
             start = PyNumber_AsSsize_t(index, NULL)
             if start < -n or start >= n:
                 raise errors_index(self.column.path, index, n)
-            return self.cells(start + n if start < 0 else start, 1, 1, True)
+            return self.cells(start + n if start < 0 else start, 1, 1, True, n)
         if isinstance(index, list):
             return self.pick(<list>index, n)
         raise errors.ArgumentTypeError(
@@ -65,55 +78,53 @@ cdef class ColumnHistory:
             start = bound_of(self.column.path, start, n, n)
             stop = n if stop == PY_SSIZE_T_MAX else bound_of(self.column.path, stop, n, n)
             return self.cells(
-                start, step, (stop - start - 1) // step + 1 if stop > start else 0, False)
+                start, step, (stop - start - 1) // step + 1 if stop > start else 0, False, n)
         start = n - 1 if start == PY_SSIZE_T_MAX else bound_of(self.column.path, start, n, n - 1)
         stop = -1 if stop == PY_SSIZE_T_MIN else bound_of(self.column.path, stop, n, n - 1)
         return self.cells(
-            start, step, (start - stop - 1) // -step + 1 if start > stop else 0, False)
+            start, step, (start - stop - 1) // -step + 1 if start > stop else 0, False, n)
 
     cdef TrajectoryColumn cells(self, Py_ssize_t start, Py_ssize_t step, Py_ssize_t count,
-                                bint squeeze):
-        cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
-        cdef RowWriter writer = self.owner()
-        cdef int64_t base = writer.base_step + start
-        cdef int64_t end = writer.base_step + writer.history_length()
-        cdef int64_t first, last, i
-        t.writer = writer
+                                bint squeeze, Py_ssize_t n):
+        cdef TrajectoryColumn t
+        cdef int64_t base = (<RowWriter>self.writer).base_step + start
+        cdef int64_t end = base - start + n
+        cdef int64_t first = 0, last = 0, i
+        cdef int64_t *values
+        if count > 0:
+            first = last = self.column.value_of_step(base, end)
+            if count > 1:
+                last = self.column.value_of_step(base + step * (count - 1), end)
+            if first < 0 or last < 0:
+                raise errors_none(self.column.path)
+        t = TrajectoryColumn.__new__(TrajectoryColumn)
+        t.writer = <RowWriter>self.writer
         t.column = self.column
         t.squeeze = squeeze
         t.n = count
-        if count == 0:
-            return t
-        first = self.column.value_of_step(base, end)
-        last = self.column.value_of_step(base + step * (count - 1), end) if count > 1 else first
-        if first < 0 or last < 0:
-            raise errors_none(self.column.path)
         t.first = first
         t.stride = step
-        if last - first == step * (count - 1):
+        if count <= 1 or last - first == step * (count - 1):
             return t
         # Steps without a value lie in between: name each value.
-        t.values = <int64_t *>malloc(count * sizeof(int64_t))
-        if t.values == NULL:
-            raise MemoryError
+        values = t.make_values()
         for i in range(count):
-            t.values[i] = self.column.value_of_step(base + step * i, end)
-            if t.values[i] < 0:
+            values[i] = self.column.value_of_step(base + step * i, end)
+            if values[i] < 0:
                 raise errors_none(self.column.path)
         return t
 
     cdef TrajectoryColumn pick(self, list index, Py_ssize_t n):
         cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
-        cdef RowWriter writer = self.owner()
+        cdef RowWriter writer = <RowWriter>self.writer
         cdef Py_ssize_t i, k
+        cdef int64_t *values
         t.writer = writer
         t.column = self.column
         t.n = len(index)
         if t.n == 0:
             return t
-        t.values = <int64_t *>malloc(t.n * sizeof(int64_t))
-        if t.values == NULL:
-            raise MemoryError
+        values = t.make_values()
         for i in range(t.n):
             try:
                 k = PyNumber_AsSsize_t(index[i], NULL)
@@ -123,9 +134,9 @@ cdef class ColumnHistory:
                     f"got {index[i]!r} in it; each must be an int. Use int().") from None
             if k < -n or k >= n:
                 raise errors_index(self.column.path, index[i], n)
-            t.values[i] = self.column.value_of_step(
+            values[i] = self.column.value_of_step(
                 writer.base_step + (k + n if k < 0 else k), writer.base_step + n)
-            if t.values[i] < 0:
+            if values[i] < 0:
                 raise errors_none(self.column.path)
         return t
 

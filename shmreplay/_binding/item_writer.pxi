@@ -12,6 +12,11 @@ cdef class Pending:
 
 cdef double checked_priority(Store store, uint32_t t, str table, object priority) except? -1.0:
     cdef double p
+    if type(priority) is float:
+        p = priority
+        if not sr_priority_ok(&store.st, t, p):
+            raise bad_priority(table, p)
+        return p
     if priority is None:
         return NAN  # which the core takes for the largest seen
     try:
@@ -27,6 +32,29 @@ cdef double checked_priority(Store store, uint32_t t, str table, object priority
     if not sr_priority_ok(&store.st, t, p):
         raise bad_priority(table, p)
     return p
+
+
+cdef inline const cell *plain_rows(RowWriter writer, ItemPlan plan, TrajectoryColumn c,
+                                   uint32_t i) noexcept:
+    if (c.writer is not writer or c.n == 0 or c.numbers is not None
+            or (c.stride != 1 and c.n != 1) or plan.signature_key[i] != signature_key(c)):
+        return NULL
+    if (plan.lengths is not None and plan.lengths[i] is not None and not c.squeeze
+            and plan.lengths[i] != c.n):
+        return NULL
+    return c.column.rows_from(c.first, c.n, i)
+
+
+cdef inline int insert_one(sr_ses *ses, uint32_t t, const sr_item *item,
+                           uint64_t *key) noexcept:
+    """sr_insert of one item. Keeps the GIL where it takes less time than to let go of it."""
+    cdef uint32_t done = 0, seq = 0
+    cdef int rc
+    if sr_insert_is_brief(ses, t):
+        return sr_insert(ses, t, 1, item, key, &done, &seq)
+    with nogil:
+        rc = sr_insert(ses, t, 1, item, key, &done, &seq)
+    return rc
 
 
 @cython.no_gc_clear
@@ -61,29 +89,40 @@ cdef class ItemWriter(StepWriter):
             ArenaFullError: No memory for the item. Nothing is changed.
             DeadlineExceededError: The window is full still. Nothing is changed.
         """
-        cdef sr_item item
-        cdef uint32_t position = SR_NONE
+        cdef list plans = self.item_plans
+        cdef ItemPlan latest = <ItemPlan>plans[0] if plans else None
         cdef uint64_t key = 0
-        cdef int rc
-        number = self.tables.get(table) if isinstance(table, str) else None
-        if number is None:
-            raise table_not_found(table, self.tables, for_item=True)
-        cdef uint32_t t = number
+        cdef uint32_t t
+        if latest is not None and latest.table_name is table and latest.table >= 0:
+            t = <uint32_t>latest.table
+        else:
+            number = self.tables.get(table) if isinstance(table, str) else None
+            if number is None:
+                raise table_not_found(table, self.tables, for_item=True)
+            t = number
         cdef double p = checked_priority(self.session.store, t, table, priority)
         if timeout is not None:
             timeout = limits.checked_timeout(timeout)
         if sr_store_is_closed(&self.session.store.st):
             raise_status(SR_CLOSED, "create_item", self.session.store)
-        if self.pending:
+        cdef bint waiting = bool(self.pending)
+        if waiting:
             self.make_room("create_item", timeout)
+            waiting = bool(self.pending)
+        if (latest is not None and not waiting and type(trajectory) is dict
+                and self.insert_plain(latest, t, <dict>trajectory, p, &key) == SR_OK):
+            return key
+        return self.create_slowly(t, table, p, trajectory)
+
+    cdef object create_slowly(self, uint32_t t, str table, double priority, object trajectory):
+        """Any item but the common one: its key, or None where the limiter holds it back."""
+        cdef sr_item item
+        cdef uint32_t position = SR_NONE
+        cdef uint64_t key = 0
+        cdef int rc
         cdef list leaves = []
         cdef list foreign = None
-        cdef ItemPlan plan
-        if self.item_plans and type(trajectory) is dict and not self.pending:
-            rc = self.insert_plain(<ItemPlan>self.item_plans[0], t, <dict>trajectory, p, &key)
-            if rc == SR_OK:
-                return key
-        plan = self.match_plan(trajectory, leaves)
+        cdef ItemPlan plan = self.match_plan(trajectory, leaves)
         if check_columns(self, leaves):
             foreign = []
         try:
@@ -94,7 +133,7 @@ cdef class ItemWriter(StepWriter):
             try:
                 self.identify(plan, t, table, trajectory, leaves)
                 item.schema = plan.schema
-                item.priority = p
+                item.priority = priority
                 rc = sweep_and_insert(
                     self.session, t, leaves, &item, &position, &key, not self.pending)
                 if rc == SR_OK:
@@ -143,6 +182,14 @@ cdef class ItemWriter(StepWriter):
             raise table_not_found(table, self.tables, for_item=True)
         checked_priority(self.session.store, number, table, priority)
 
+    cdef inline const cell *plain_cell(self, ItemPlan plan, PyObject *leaf, uint32_t i) noexcept:
+        """Where leaf i of a trajectory begins if it is as last time, and rows of one block that
+        follow each other; else NULL.
+        """
+        if type(<object>leaf) is not TrajectoryColumn:
+            return NULL
+        return plain_rows(self, plan, <TrajectoryColumn>leaf, i)
+
     cdef int insert_plain(self, ItemPlan plan, uint32_t t, dict trajectory, double priority,
                           uint64_t *key) except -100:
         """The common item: a flat dict as last time, the same whole rows of one block in every
@@ -151,53 +198,35 @@ cdef class ItemWriter(StepWriter):
         SR_OK if it is in the table; SR_WOULD_BLOCK if it is not such an item, or the limiter holds
         it back: nothing was done.
         """
-        cdef Node node = plan.node
         cdef uint32_t i, n = plan.n, done = 0, seq = 0
-        cdef PyObject *found
-        cdef TrajectoryColumn c
-        cdef cell *first = NULL
-        cdef cell *x
-        cdef cell *y
+        cdef PyObject *found[SR_COLUMNS_MAX]
+        cdef const cell *first
         cdef sr_item item
         cdef int rc
-        if (not plan.flat or not plan.known or plan.table != <int32_t>t
-                or PyDict_Size(trajectory) != <Py_ssize_t>n):
+        if not plan.flat or not plan.known or plan.table != <int32_t>t or n == 0:
             return SR_WOULD_BLOCK
         self.enter()
         try:
-            for i in range(n):
-                found = PyDict_GetItemWithError(trajectory, node.keys[i])
-                if found == NULL or type(<object>found) is not TrajectoryColumn:
+            if not find_leaves(trajectory, plan.node, n, found):
+                return SR_WOULD_BLOCK
+            first = self.plain_cell(plan, found[0], 0)
+            if first == NULL:
+                return SR_WOULD_BLOCK
+            item.row_count = row_count(<TrajectoryColumn>found[0])
+            for i in range(1, n):
+                x = self.plain_cell(plan, found[i], i)
+                if (x == NULL or x.block != first.block or x.row != first.row
+                        or item.row_count != row_count(<TrajectoryColumn>found[i])):
                     return SR_WOULD_BLOCK
-                c = <TrajectoryColumn><object>found
-                if (c.writer is not self or c.n == 0 or c.values != NULL
-                        or (c.stride != 1 and c.n != 1)
-                        or plan.signature_key[i] != signature_key(c)
-                        or not c.column.alive(c.first) or not c.column.alive(c.first + c.n - 1)):
-                    return SR_WOULD_BLOCK
-                if (plan.lengths is not None and plan.lengths[i] is not None and not c.squeeze
-                        and plan.lengths[i] != c.n):
-                    return SR_WOULD_BLOCK
-                x = &c.column.ring[c.first & c.column.mask]
-                y = &c.column.ring[(c.first + c.n - 1) & c.column.mask]
-                if i == 0:
-                    first = x
-                    item.row_count = row_count(c)
-                if (x.block != first.block or x.row != first.row or x.col != i
-                        or y.block != x.block or y.col != i
-                        or <int64_t>y.row - <int64_t>x.row != c.n - 1
-                        or item.row_count != row_count(c)):
-                    return SR_WOULD_BLOCK
-            if n == 0 or sr_block_columns(&self.session.store.st, first.block) != n:
+            if sr_block_columns(&self.session.store.st, first.block) != n:
                 return SR_WOULD_BLOCK
             item.ref = SR_REF(first.block, SR_KIND_BLOCK)
             item.row_start = first.row
             item.priority = priority
             item.schema = plan.schema
-            with nogil:
-                rc = sr_items_fit(&self.session.store.st, t, 1, &item)
-                if rc == SR_OK:
-                    rc = sr_insert(&self.session.ses, t, 1, &item, key, &done, &seq)
+            rc = sr_items_fit(&self.session.store.st, t, 1, &item)
+            if rc == SR_OK:
+                rc = insert_one(&self.session.ses, t, &item, key)
             if rc == SR_FULL or rc == SR_NOSPACE:
                 return SR_WOULD_BLOCK  # nothing was done: the long way looks for room
             if rc != SR_OK and rc != SR_WOULD_BLOCK:
@@ -316,6 +345,7 @@ cdef class ItemWriter(StepWriter):
         if plan.table != <int32_t>t:
             plan.lengths = self.check_signature(t, table, trajectory, leaf_types(leaves, True))
             plan.table = <int32_t>t
+            plan.table_name = table
         if plan.lengths is not None:
             for i in range(plan.n):
                 c = <TrajectoryColumn>leaves[i]

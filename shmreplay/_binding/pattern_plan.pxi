@@ -130,6 +130,7 @@ cdef class PatternPlan:
         cdef list out = []
         cdef TrajectoryColumn t
         cdef pattern_node *node
+        cdef int64_t *numbers
         cdef uint32_t i
         cdef int64_t k
         for i in range(self.n_nodes):
@@ -142,11 +143,9 @@ cdef class PatternPlan:
             t.first = self.values[i]
             t.stride = node.step
             if t.first < 0:
-                t.values = <int64_t *>malloc(node.count * sizeof(int64_t))
-                if t.values == NULL:
-                    raise MemoryError
+                numbers = t.make_values()
                 for k in range(node.count):
-                    t.values[k] = t.column.value_of_step(
+                    numbers[k] = t.column.value_of_step(
                         newest + node.first + node.step * k, newest + 1)
             out.append(t)
         return out

@@ -3,6 +3,7 @@
 DEF NODE_LEAF = 0
 DEF NODE_DICT = 1
 DEF NODE_SEQUENCE = 2
+DEF ORDERS_MAX = 16  # a program that has more is not worth learning from
 
 cdef class Node:
     """A compiled structure: flattening by it costs a lookup a leaf."""
@@ -12,6 +13,65 @@ cdef class Node:
     cdef list children
     cdef type cls
     cdef Py_ssize_t n
+    # Of a dict, all strings: its keys in the order in which they came the last time that it was
+    # another one, and of each where it stands in `keys`, -1: nowhere. `orders` counts those times.
+    cdef tuple order
+    cdef int32_t *place
+    cdef int orders
+
+    def __dealloc__(self):
+        free(self.place)
+
+    cdef int learn_order(self, dict data) except -1:
+        cdef Py_ssize_t i
+        cdef tuple order = tuple(data)
+        cdef dict places = {key: i for i, key in enumerate(self.keys)}
+        cdef int32_t *place
+        self.orders += 1
+        for key in order:
+            if type(key) is not str:
+                self.orders = ORDERS_MAX
+                return 0
+        place = <int32_t *>malloc(max(len(order), 1) * sizeof(int32_t))
+        if place == NULL:
+            raise MemoryError
+        for i in range(len(order)):
+            place[i] = places.get(order[i], -1)
+        free(self.place)
+        self.place = place
+        self.order = order
+        return 0
+
+
+cdef bint find_leaves(dict data, Node node, Py_ssize_t n, PyObject **found) except -1:
+    """The values of the node's first n keys, borrowed. False: other keys, or another number.
+
+    Dicts are mostly made by one line of a program, and have the very same strings in the same
+    order: then nothing is looked up.
+    """
+    cdef Py_ssize_t i, at = 0
+    cdef PyObject *key
+    cdef PyObject *value
+    if PyDict_Size(data) != node.n:
+        return False
+    if node.order is not None:
+        i = 0
+        while PyDict_Next(data, &at, &key, &value) and key == PyTuple_GET_ITEM(node.order, i):
+            if node.place[i] >= 0:
+                found[node.place[i]] = value
+            i += 1
+        if i == node.n:
+            return True
+    if node.orders < ORDERS_MAX:
+        # Before anything is borrowed: making objects may run other code.
+        node.learn_order(data)
+        if len(data) != node.n:
+            return False
+    for i in range(n):
+        found[i] = PyDict_GetItemWithError(data, node.keys[i])
+        if found[i] == NULL:
+            return False
+    return True
 
 
 cdef Node compile_node(object structure):
@@ -122,6 +182,7 @@ cdef class ItemPlan:
     cdef uint32_t schema
     cdef bint known, flat
     cdef int32_t table             # table whose signature it was checked against, -1: none
+    cdef str table_name            # of that table, as it was given
     cdef list lengths              # leading dimensions that the signature demands, None: any
 
     def __dealloc__(self):

@@ -9,7 +9,9 @@ cdef class RowWriter:
     """
 
     cdef readonly Session session
-    cdef PyThread_type_lock lock
+    # Not Python's, which reads the clock each time that it is taken.
+    cdef pthread_mutex_t lock
+    cdef bint lock_made
     cdef unsigned long owner             # thread that holds the lock, 0: none
     cdef readonly bint closed
     cdef readonly int64_t keep_alive
@@ -32,9 +34,9 @@ cdef class RowWriter:
     cdef Buffer read_value               # of cell_at
 
     def __cinit__(self, *args, **kwargs):
-        self.lock = PyThread_allocate_lock()
-        if self.lock == NULL:
+        if pthread_mutex_init(&self.lock, NULL) != 0:
             raise MemoryError
+        self.lock_made = True
         self.columns = []
         self.by_path = {}
         self.groups = {}
@@ -53,26 +55,25 @@ cdef class RowWriter:
         cdef ColumnHistory h
         for h in self.histories:
             h.writer = NULL
-        if self.lock != NULL:
-            PyThread_free_lock(self.lock)
+        if self.lock_made:
+            pthread_mutex_destroy(&self.lock)
 
     cdef inline int enter(self) except -1:
         if self.session.store.fork_count != _fork_count:
             # Before the lock: a thread of the parent may have held it at the fork, and nobody gives
             # it back here.
             self.session.store.usable()
-        if not PyThread_acquire_lock(self.lock, 0):
-            if self.owner == PyThread_get_thread_ident():
+        if pthread_mutex_trylock(&self.lock) != 0:
+            if self.owner == pthread_self():
                 # By a leaf's __array__, or a signal handler, that calls the writer it is given to.
                 raise errors.WriterStateError(
                     "Got a call of the writer from within a call of its own, on the same thread; "
                     "expected that call to end first. Make it after that.")
             with nogil:
-                PyThread_acquire_lock(self.lock, 1)
-        self.owner = PyThread_get_thread_ident()
+                pthread_mutex_lock(&self.lock)
+        self.owner = pthread_self()
         if self.closed:
-            self.owner = 0
-            PyThread_release_lock(self.lock)
+            self.leave()
             raise errors.WriterClosedError(
                 "Got a call on a closed writer: Close has been called on this writer; expected an "
                 "open one; make a new one to go on writing")
@@ -80,7 +81,7 @@ cdef class RowWriter:
 
     cdef inline void leave(self) noexcept:
         self.owner = 0
-        PyThread_release_lock(self.lock)
+        pthread_mutex_unlock(&self.lock)
 
     cdef inline Py_ssize_t history_length(self) noexcept:
         return self.step - self.base_step + (1 if self.step_open else 0)

@@ -31,9 +31,8 @@ cdef class StepWriter(RowWriter):
             self.leave()
 
     cdef int append_locked(self, object data, bint partial_step) except -1:
-        cdef list leaves = []
+        cdef list leaves
         cdef AppendPlan plan = self.plan
-        cdef Group group
         if sr_store_is_closed(&self.session.store.st):
             raise_status(SR_CLOSED, "append", self.session.store)
         if self.in_place:
@@ -44,10 +43,12 @@ cdef class StepWriter(RowWriter):
         if (plan is not None and plan.flat and type(data) is dict
                 and self.append_plain(<dict>data, plan)):
             pass
-        elif plan is not None and flatten_by(data, plan.node, leaves):
-            self.write_row(plan.group, plan.columns, leaves)
         else:
-            self.append_slowly(data)
+            leaves = []
+            if plan is not None and flatten_by(data, plan.node, leaves):
+                self.write_row(plan.group, plan.columns, leaves)
+            else:
+                self.append_slowly(data)
         self.step_open = True
         if not partial_step:
             self.close_step()
@@ -98,33 +99,34 @@ cdef class StepWriter(RowWriter):
         cdef const void *src[SR_COLUMNS_MAX]
         cdef char scratch[SR_COLUMNS_MAX][SCRATCH]
         cdef Group group = plan.group
-        cdef Node node = plan.node
+        cdef PyObject *found[SR_COLUMNS_MAX]
+        cdef const void *again
+        cdef list columns = plan.columns
         cdef uint32_t i, n = group.n
-        cdef PyObject *found
-        cdef Column c
-        if PyDict_Size(data) != node.n:
+        if not find_leaves(data, plan.node, n, found):
             return False
         for i in range(n):
-            found = PyDict_GetItemWithError(data, node.keys[i])
-            if found == NULL:
+            src[i] = plain_leaf(<Column>PyList_GET_ITEM(columns, i), found[i], scratch[i])
+            if src[i] == NULL:
                 return False
-            c = <Column>plan.columns[i]
-            src[i] = plain_leaf(c, found, scratch[i])
-            if src[i] == NULL or (self.step_open and c.open_step == self.step):
-                return False
+        if self.step_open:
+            for i in range(n):
+                if (<Column>columns[i]).open_step == self.step:
+                    return False
         if self.episode == 0 or group.block == 0 or group.rows == group.rows_cap:
             # May wait for a lock without the GIL: look at the leaves anew after it.
             self.ensure_row(group)
+            if not find_leaves(data, plan.node, n, found):
+                return False
             for i in range(n):
-                found = PyDict_GetItemWithError(data, node.keys[i])
-                if (found == NULL
-                        or plain_leaf(<Column>plan.columns[i], found, scratch[i]) != src[i]):
+                again = plain_leaf(<Column>PyList_GET_ITEM(columns, i), found[i], scratch[i])
+                if again != src[i]:
                     return False
         cdef int rc = append_row(&self.session.ses, group, src, self.episode)
         if rc != SR_OK:
             raise_status(rc, "writing a step")
         for i in range(n):
-            (<Column>plan.columns[i]).push(self.step, group.block, group.rows, i)
+            (<Column>PyList_GET_ITEM(columns, i)).push(self.step, group.block, group.rows, i)
         group.rows += 1
         self.row_columns = group.numbers
         return True

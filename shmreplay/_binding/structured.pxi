@@ -368,7 +368,7 @@ cdef class StructuredCore:
         cdef WriterCore w = self.writer
         cdef sr_item item
         cdef uint64_t key = 0
-        cdef uint32_t position = SR_NONE, done = 0, seq = 0
+        cdef uint32_t position = SR_NONE
         cdef int rc
         if not plan.known:
             self.identify(plan)
@@ -381,8 +381,7 @@ cdef class StructuredCore:
             if rc == SR_OK and w.pending:
                 rc = SR_WOULD_BLOCK
             elif rc == SR_OK:
-                with nogil:
-                    rc = sr_insert(&w.session.ses, plan.t, 1, &item, &key, &done, &seq)
+                rc = insert_one(&w.session.ses, plan.t, &item, &key)
         else:
             rc = refer_and_insert(
                 w.session, plan.t, plan.trajectory(w, self.columns, newest), &item, &position, &key,

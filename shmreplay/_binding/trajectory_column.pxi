@@ -24,11 +24,14 @@ cdef class TrajectoryColumn:
     cdef bint squeeze
     cdef Py_ssize_t n
     cdef int64_t first, stride
-    cdef int64_t *values   # NULL: first, first + stride, ...
+    # None: first, first + stride, ...; else their numbers, each an int64. An object, so that a
+    # column without them needs no __dealloc__.
+    cdef bytes numbers
 
     def __init__(self, data_references, *, bint squeeze=False, path=None):
         cdef list references = list(data_references)
         cdef TrajectoryColumn r
+        cdef int64_t *values
         cdef Py_ssize_t i
         for x in references:
             if x is None:
@@ -51,23 +54,25 @@ cdef class TrajectoryColumn:
         self.column = r.column
         self.squeeze = squeeze
         self.n = len(references)
-        free(self.values)
-        self.values = <int64_t *>malloc(self.n * sizeof(int64_t))
-        if self.values == NULL:
-            raise MemoryError
+        values = self.make_values()
         for i in range(self.n):
             r = references[i]
             if r.column is not self.column:
                 raise errors.InvalidArgumentError(
                     f"Got references of columns {self.column.path} and {r.column.path} in one "
                     "column; expected all to be of the same. Make a column of each.")
-            self.values[i] = r.value(0)
+            values[i] = r.value(0)
 
-    def __dealloc__(self):
-        free(self.values)
+    cdef int64_t *make_values(self) except NULL:
+        """Room for the numbers of n values, to be filled."""
+        self.numbers = PyBytes_FromStringAndSize(NULL, self.n * sizeof(int64_t))
+        return self.values()
+
+    cdef inline int64_t *values(self) noexcept:
+        return <int64_t *>PyBytes_AS_STRING(self.numbers)
 
     cdef inline int64_t value(self, Py_ssize_t i) noexcept:
-        return self.values[i] if self.values != NULL else self.first + self.stride * i
+        return self.first + self.stride * i if self.numbers is None else self.values()[i]
 
     def __len__(self):
         return self.n
@@ -94,6 +99,7 @@ cdef class TrajectoryColumn:
 
     def __getitem__(self, index):
         cdef TrajectoryColumn t
+        cdef int64_t *values
         cdef Py_ssize_t i
         if not isinstance(index, (int, slice, list)):
             raise errors.ArgumentTypeError(
@@ -121,11 +127,9 @@ cdef class TrajectoryColumn:
         t.column = self.column
         t.squeeze = isinstance(index, int)
         t.n = len(chosen)
-        t.values = <int64_t *>malloc(max(t.n, 1) * sizeof(int64_t))
-        if t.values == NULL:
-            raise MemoryError
+        values = t.make_values()
         for i in range(t.n):
-            t.values[i] = self.value(<Py_ssize_t>chosen[i])
+            values[i] = self.value(<Py_ssize_t>chosen[i])
         return t
 
     def __iter__(self):

@@ -41,6 +41,7 @@ cdef class WriterCore(ItemWriter):
         Whether they are within reach is for the item to check.
         """
         cdef TrajectoryColumn t = TrajectoryColumn.__new__(TrajectoryColumn)
+        cdef int64_t *numbers
         cdef Py_ssize_t i
         if number >= len(self.columns):
             raise errors.InvalidArgumentError(
@@ -64,11 +65,9 @@ cdef class WriterCore(ItemWriter):
         if len(values) != n:
             raise errors.InvalidArgumentError(
                 f"Got {len(values)} values; expected {n}. Give as many.")
-        t.values = <int64_t *>malloc(n * sizeof(int64_t))
-        if t.values == NULL:
-            raise MemoryError
+        numbers = t.make_values()
         for i in range(n):
-            t.values[i] = values[i]
+            numbers[i] = values[i]
         return t
 
     def item_references(self, uint32_t t, str table, priority, trajectory):
@@ -96,7 +95,7 @@ cdef class WriterCore(ItemWriter):
                     "expected one of this. Append the values to a writer of this store.")
             out.append((
                 c.writer, c.column.number, c.squeeze, c.first, c.stride, c.n,
-                None if c.values == NULL else [c.values[i] for i in range(c.n)]))
+                None if c.numbers is None else [c.value(i) for i in range(c.n)]))
         return p, plan.schema, out
 
     # -------------------------------------------------------------- episodes and configuration
@@ -167,26 +166,26 @@ cdef class WriterCore(ItemWriter):
             # Gives up what this process has of it, without the lock: see enter().
             self.session.close()
             return 0
-        if not PyThread_acquire_lock(self.lock, 0):
-            if self.owner == PyThread_get_thread_ident():
+        if pthread_mutex_trylock(&self.lock) != 0:
+            if self.owner == pthread_self():
                 raise errors.WriterStateError(
                     "Got close() of the writer from within a call of its own, on the same thread; "
                     "expected that call to end first. Close it after that.")
             with nogil:
-                PyThread_acquire_lock(self.lock, 1)
+                pthread_mutex_lock(&self.lock)
         if self.closed:
-            PyThread_release_lock(self.lock)
+            pthread_mutex_unlock(&self.lock)
             return 0
         if self.in_place:
             # Its arrays lie in memory that would go to others.
-            PyThread_release_lock(self.lock)
+            pthread_mutex_unlock(&self.lock)
             raise errors.WriterStateError(
                 "Got a call while a step is being written in place; expected that to be over. "
                 "Leave its `with next_step()` block first.")
         lost = len(self.pending)
         self.pending.clear()
         self.closed = True
-        PyThread_release_lock(self.lock)
+        pthread_mutex_unlock(&self.lock)
         try:
             for g in self.groups.values():
                 if (<Group>g).block != 0 and not sr_store_is_closed(&self.session.store.st):

@@ -137,6 +137,24 @@ int sr_insert(sr_ses *ses, uint32_t table, uint32_t n, const sr_item *items, uin
     return rc;
 }
 
+/* What it looks at is this process's own, or a word that may change at any time. What it does not
+ * look at is an arena's lock, which the eviction of a block's last item takes. */
+int sr_insert_is_brief(const sr_ses *ses, uint32_t table) {
+    const sr_store *st = ses->st;
+    const sr_table *t = sr_table_at(st, table);
+    if (t == NULL) return 0;
+    const sr_table_shape *k = &st->tables[table];
+    uint32_t number = k->first_stripe + ses->shared->stripe_hint % k->n_stripes;
+    const sr_stripe *s = (const sr_stripe *)sr_known(st, st->shape.stripes_off) + number;
+    return atomic_load_explicit(&t->insert_free, memory_order_relaxed) != 0 &&
+           __atomic_load_n(&s->free_head, __ATOMIC_RELAXED) != SR_NONE &&
+           !sr_seems_held(&s->lock) && !sr_seems_held(&t->limiter_lock) &&
+           atomic_load_explicit(&t->sample_waiters, memory_order_relaxed) == 0 &&
+           atomic_load_explicit(&t->insert_waiters, memory_order_relaxed) == 0 &&
+           !sr_has_events(t) && !sr_counts_bytes(t) &&
+           atomic_load_explicit(&st->hdr->dirty, memory_order_relaxed) == 0;
+}
+
 void sr_wait_insert(sr_store *st, uint32_t table, uint32_t seq, uint32_t timeout_ms) {
     sr_table *t = sr_table_at(st, table);
     if (t != NULL && !sr_store_is_closed(st)) {

@@ -35,18 +35,6 @@ static inline void spin_pause(uint32_t n) {
     }
 }
 
-/* Does somebody hold it? Only to decide whether to spin. Not pthread_mutex_trylock: where a
- * mutex is not recoverable, glibc's (2.36, at least) says so but leaves it locked, and the next
- * one to lock it sleeps for ever. */
-static inline int seems_held(const sr_mutex *m) {
-#if defined(__GLIBC__)
-    return __atomic_load_n(&m->m.__data.__lock, __ATOMIC_RELAXED) != 0;
-#else
-    (void)m;
-    return 0;
-#endif
-}
-
 /* Seconds and nanoseconds since the epoch, `ms` from now. */
 static struct timespec deadline_in(long ms) {
     struct timespec ts;
@@ -64,7 +52,7 @@ static struct timespec deadline_in(long ms) {
  * has passed costs nothing where the lock is free, so that the clock is read only to sleep. */
 static int lock_in_slices(sr_mutex *m) {
     static const struct timespec passed = {0};
-    struct timespec deadline = SR_UNLIKELY(seems_held(m)) ? deadline_in(LOCK_SLICE_MS) : passed;
+    struct timespec deadline = SR_UNLIKELY(sr_seems_held(m)) ? deadline_in(LOCK_SLICE_MS) : passed;
     int rc = pthread_mutex_timedlock(&m->m, &deadline);
     while (SR_UNLIKELY(rc == ETIMEDOUT)) {
         deadline = deadline_in(LOCK_SLICE_MS);
@@ -80,7 +68,7 @@ static inline void give(sr_mutex *m) {
 
 /* In one piece with each of those that it is called by: this is where the time goes. */
 static inline int take(sr_store *st, sr_mutex *m) {
-    for (uint32_t i = 0; SR_UNLIKELY(seems_held(m)) && i < SPINS; i++) spin_pause(2 + i / 4);
+    for (uint32_t i = 0; SR_UNLIKELY(sr_seems_held(m)) && i < SPINS; i++) spin_pause(2 + i / 4);
     int rc = lock_in_slices(m);
     if (SR_LIKELY(rc == 0)) {
         /* SYNC POINT: relaxed: whoever met a dead owner in this lock marked the store dirty before

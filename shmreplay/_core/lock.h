@@ -21,6 +21,17 @@ int sr_lock_inner(sr_store *st, sr_mutex *m);
 /* For sr_repair: held whatever happened to the last owner. SR_OK or SR_CORRUPT. */
 int sr_lock_anyway(sr_mutex *m);
 void sr_unlock(sr_mutex *m);
+/* Does somebody hold it? Only to decide whether to spin, or where to wait. Not
+ * pthread_mutex_trylock: where a mutex is not recoverable, glibc's (2.36, at least) says so but
+ * leaves it locked, and the next one to lock it sleeps for ever. */
+static inline int sr_seems_held(const sr_mutex *m) {
+#if defined(__GLIBC__)
+    return __atomic_load_n(&m->m.__data.__lock, __ATOMIC_RELAXED) != 0;
+#else
+    (void)m;
+    return 0;
+#endif
+}
 /* Sleep while *word == expected, at most timeout_ms (<= 100). Counts itself in *waiters. Returns
  * at once on a wake, a signal or a change. */
 void sr_futex_wait(_Atomic uint32_t *word, uint32_t expected, _Atomic uint32_t *waiters,

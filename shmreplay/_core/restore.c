@@ -337,10 +337,10 @@ int sr_restore_free(sr_store *st, uint32_t table, uint32_t stripe, uint64_t n,
         }
     }
     /* A slot named twice would make a ring of it: the check at the end finds that. */
-    s->free_head = SR_NONE;
+    sr_set_free_head(s, SR_NONE);
     for (uint64_t i = n; i-- > 0;) {
         sr_slot_at(st, s, slots[i])->row_start = s->free_head;
-        s->free_head = slots[i];
+        sr_set_free_head(s, slots[i]);
     }
     return SR_OK;
 }

@@ -207,6 +207,9 @@ typedef struct {
 /* May each of these items be in the table alone? SR_OK; SR_TOO_LARGE: one has more bytes than
  * max_bytes; SR_INVALID, SR_CORRUPT. To be asked when items are made. At most an arena's lock. */
 int sr_items_fit(sr_store *st, uint32_t table, uint32_t n, const sr_item *items);
+/* Would sr_insert of one item, as far as can be told without a lock, neither wait nor make a system
+ * call? A guess: for who has something to let go of before he waits. */
+int sr_insert_is_brief(const sr_ses *ses, uint32_t table);
 /* Insert items in order, as many as the limiter allows now. *done says how many are in the
  * table; SR_OK if all, SR_WOULD_BLOCK if the limiter stopped it (with *seq to wait on). keys[i]
  * of the first *done are set. Evicts by the remover after each insert, to max_size and max_bytes.

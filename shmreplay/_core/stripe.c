@@ -171,7 +171,7 @@ int sr_stripe_take_slot(sr_store *st, sr_stripe *s, uint32_t *slot) {
         SR_ASSERT(*slot < s->slots_used);
         const sr_slot *p = sr_slot_at(st, s, *slot);
         SR_ASSERT(!sr_slot_live(p));
-        s->free_head = p->row_start;
+        sr_set_free_head(s, p->row_start);
         return SR_OK;
     }
     if (s->slots_used >= s->slots_max ||
@@ -257,7 +257,7 @@ int sr_stripe_remove(sr_store *st, sr_table *t, sr_stripe *s, uint32_t slot) {
     sr_episodes_leave(st, t, s->table, ref, p->row_start, p->row_count, 1);
     if (SR_UNLIKELY(sr_counts_bytes(t))) sr_bytes_leave(st, t, s->table, ref);
     p->row_start = s->free_head;
-    s->free_head = slot;
+    sr_set_free_head(s, slot);
     return parked ? SR_OK : drop(st, ref);
 }
 
@@ -292,7 +292,7 @@ int sr_stripe_clear(sr_store *st, sr_table *t, sr_stripe *s) {
         sr_episodes_leave(st, t, s->table, ref, p->row_start, p->row_count, 0);
         if (sr_counts_bytes(t)) sr_bytes_leave(st, t, s->table, ref);
         p->row_start = s->free_head;
-        s->free_head = slot;
+        sr_set_free_head(s, slot);
         int rc = parked ? SR_OK : drop(st, ref);
         if (rc != SR_OK) result = rc;
     }

@@ -22,6 +22,11 @@ static inline int sr_slot_live(const sr_slot *slot) {
     return atomic_load_explicit(&slot->ref, memory_order_relaxed) != 0;
 }
 
+/* SYNC POINT: relaxed: changed under the stripe's lock; without it, it is only read to guess
+ * whether there is a free slot. */
+static inline void sr_set_free_head(sr_stripe *s, uint32_t slot) {
+    __atomic_store_n(&s->free_head, slot, __ATOMIC_RELAXED);
+}
 /* Map the slots into this process, if some are new to it. No lock; called before one is taken. */
 void sr_stripe_touch(sr_store *st, const sr_stripe *s);
 /* A free slot, with memory for it in every index. SR_OK, SR_FULL, SR_NOSPACE, SR_DIRTY. */

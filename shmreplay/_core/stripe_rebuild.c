@@ -35,12 +35,12 @@ static int keys_ok(const sr_store *st, const sr_table *t, const sr_stripe *s) {
 /* Chain the free slots, find the live ones, and carry the counters past what the slots have. */
 static uint64_t walk_slots(sr_store *st, sr_table *t, sr_stripe *s, place *live) {
     uint64_t n = 0, next_seq = atomic_load_explicit(&t->next_seq, memory_order_relaxed);
-    s->free_head = SR_NONE;
+    sr_set_free_head(s, SR_NONE);
     for (uint32_t i = (uint32_t)s->slots_used; i-- > 0;) {
         sr_slot *p = sr_slot_at(st, s, i);
         if (!sr_slot_live(p)) {
             p->row_start = s->free_head;
-            s->free_head = i;
+            sr_set_free_head(s, i);
             continue;
         }
         /* Drawn for the last time by one who died before it took the item out: nobody got it. */

@@ -309,7 +309,44 @@ static void test_bad_trajectories(void) {
     store_drop(&st);
 }
 
+/* ---------------------------------------------------------------- what an insert may wait for */
+
+static void test_brief(void) {
+    sr_table_config cfg = table_config(SR_SEL_UNIFORM, SR_SEL_FIFO, 2, 1);
+    sr_store st = store_make(CAPACITY, 1, 1, &cfg);
+    sr_ses ses = session_make(&st);
+    sr_table *t = sr_table_at(&st, 0);
+    sr_stripe *s = sr_stripe_at(&st, t, 0);
+    CHECK(!sr_insert_is_brief(&ses, 0) && !sr_insert_is_brief(&ses, 1)); /* slots to be made */
+    CHECK(insert_rows(&ses, 3, SR_OK) == 3);
+    CHECK(sr_insert_is_brief(&ses, 0));
+    CHECK(sr_lock_stripe(&st, t, s) == SR_OK && !sr_insert_is_brief(&ses, 0));
+    sr_unlock(&s->lock);
+    CHECK(sr_lock(&st, &t->limiter_lock) == SR_OK && !sr_insert_is_brief(&ses, 0));
+    sr_unlock(&t->limiter_lock);
+    CHECK(sr_insert_is_brief(&ses, 0));
+    _Atomic uint32_t *words[] = {&t->sample_waiters, &t->insert_waiters, &t->count_bytes,
+                                 &st.hdr->dirty};
+    for (uint32_t i = 0; i < sizeof words / sizeof *words; i++) {
+        uint32_t before = atomic_exchange(words[i], 1);
+        CHECK(!sr_insert_is_brief(&ses, 0));
+        atomic_store(words[i], before);
+    }
+    CHECK(insert_rows(&ses, 1, SR_OK) == 1 && sr_insert_is_brief(&ses, 0));
+    check_store(&st);
+    CHECK(sr_session_close(&ses) == SR_OK && n_objects(&st) == 4); /* blocks and episodes */
+    store_drop(&st);
+
+    cfg.max_diff = 4; /* its limiter may refuse */
+    st = store_make(CAPACITY, 1, 1, &cfg);
+    ses = session_make(&st);
+    CHECK(insert_rows(&ses, 3, SR_WOULD_BLOCK) == 3 && !sr_insert_is_brief(&ses, 0));
+    CHECK(sr_session_close(&ses) == SR_OK);
+    store_drop(&st);
+}
+
 int main(void) {
+    test_brief();
     test_limiters();
     test_full_blocks();
     test_full_slots();

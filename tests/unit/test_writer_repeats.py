@@ -1,0 +1,132 @@
+"""A writer learns what its steps and items look like; whatever comes next is read right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shmreplay as reverb
+from shmreplay import errors, rate_limiters, selectors, structured
+
+MakeServer = Callable[..., reverb.Server]
+NAMES = "abcd"
+
+
+@pytest.fixture
+def client(make_server: MakeServer) -> reverb.Client:
+    table = reverb.Table("t", selectors.Fifo(), selectors.Fifo(), 1000, rate_limiters.MinSize(1))
+    return make_server([table]).localhost_client()
+
+
+def all_data(client: reverb.Client) -> list[Any]:
+    return [sample.data for sample in client.fetch("t", client.keys("t"))]
+
+
+def same_text(name: str) -> str:
+    """An equal string that is another object."""
+    return "".join([name, "!"])[:-1]
+
+
+def step(order: tuple[str, ...], number: int) -> dict[str, int]:
+    return {same_text(name) if number % 3 else name: number * 10 + ord(name) for name in order}
+
+
+def test_steps_and_items_in_every_order_of_their_keys(client: reverb.Client) -> None:
+    """More orders than are learnt, each twice in a row and then once more."""
+    orders = [order for order in permutations(NAMES) for _ in range(2)]
+    orders += permutations(NAMES)
+    with client.trajectory_writer(num_keep_alive_refs=2) as writer:
+        for number, order in enumerate(orders):
+            writer.append(step(order, number))
+            names = order[::-1]
+            writer.create_item("t", 1.0, {name: writer.history[name][-1] for name in names})
+    found = all_data(client)
+    assert len(found) == len(orders)
+    for number, data in enumerate(found):
+        assert {name: int(value) for name, value in data.items()} == {
+            name: number * 10 + ord(name) for name in NAMES
+        }
+
+
+def test_a_structured_writer_passes_over_what_no_pattern_names(client: reverb.Client) -> None:
+    reference = structured.create_reference_step(dict.fromkeys(NAMES))
+    pattern = {name: reference[name][-1] for name in "db"}
+    with client.structured_writer([structured.create_config(pattern, "t")]) as writer:
+        for number, order in enumerate(permutations(NAMES)):
+            writer.append(step(order, number))
+    found = all_data(client)
+    assert len(found) == 24
+    for number, data in enumerate(found):
+        assert {name: int(value) for name, value in data.items()} == {
+            name: number * 10 + ord(name) for name in "bd"
+        }
+
+
+def test_another_key_in_place_of_one_is_another_column(client: reverb.Client) -> None:
+    with client.trajectory_writer(num_keep_alive_refs=4) as writer:
+        for _ in range(3):
+            writer.append({"a": 1, "b": 2})
+        writer.append({"a": 3, "c": 4})
+        history = writer.history
+        with pytest.raises(errors.InvalidArgumentError):
+            history["b"][-1]
+        writer.create_item("t", 1.0, {"a": history["a"][-1], "c": history["c"][-1]})
+        with pytest.raises(errors.ArgumentTypeError):
+            writer.append({"a": 1, 2: 2})
+    assert [dict(data) for data in all_data(client)] == [{"a": 3, "c": 4}]
+
+
+def test_items_by_turns_for_two_tables(make_server: MakeServer) -> None:
+    """What is remembered of the last item's table is not taken for the next one's."""
+    tables = [
+        reverb.Table(name, selectors.Fifo(), selectors.Fifo(), 100, rate_limiters.MinSize(1))
+        for name in ("one", "two")
+    ]
+    client = make_server(tables).localhost_client()
+    with client.trajectory_writer(num_keep_alive_refs=2) as writer:
+        for number in range(20):
+            writer.append({"a": number})
+            table = ("one", "two")[number // 2 % 2]
+            writer.create_item(table, 1.0, {"a": writer.history["a"][-1]})
+        with pytest.raises(errors.TableNotFoundError):
+            writer.create_item("three", 1.0, {"a": writer.history["a"][-1]})
+        bad: Any
+        for bad in (float("nan"), "1"):
+            with pytest.raises(errors.ReverbError):
+                writer.create_item(table, bad, {"a": writer.history["a"][-1]})
+    for half, name in enumerate(("one", "two")):
+        values = [int(s.data["a"]) for s in client.fetch(name, client.keys(name))]
+        assert values == [n for n in range(20) if n // 2 % 2 == half]
+
+
+@pytest.mark.parametrize("start", [None, 0, 1, 4, 5, -1, -3, -5, np.int64(-2), True])
+@pytest.mark.parametrize("stop", [None, 0, 1, 4, 5, -1, -3, -5, np.int64(-2)])
+def test_a_slice_of_the_history_is_that_of_a_list(
+    client: reverb.Client, start: Any, stop: Any
+) -> None:
+    with client.trajectory_writer(num_keep_alive_refs=5) as writer:
+        for number in range(5):
+            writer.append({"a": number})
+        column = writer.history["a"][start:stop]
+        expected = list(range(5))[start:stop]
+        assert len(column) == len(expected)
+        if expected:
+            assert column.numpy().tolist() == expected
+            writer.create_item("t", 1.0, {"a": column})
+    assert [data["a"].tolist() for data in all_data(client)] == [expected][: len(expected)]
+
+
+@pytest.mark.parametrize("bound", [6, -6, 2**62, -(2**62), 2**70, -(2**70)])
+def test_a_slice_beyond_the_history_is_refused(client: reverb.Client, bound: int) -> None:
+    with client.trajectory_writer(num_keep_alive_refs=5) as writer:
+        for number in range(5):
+            writer.append({"a": number})
+        with pytest.raises(errors.InvalidArgumentError, match="slice bound"):
+            writer.history["a"][bound:]
+        if bound != 2**70:  # as with a list, the far end of the integers is that of the history
+            with pytest.raises(errors.InvalidArgumentError, match="slice bound"):
+                writer.history["a"][:bound]
