@@ -53,6 +53,23 @@ static int fallocate_uninterrupted(int fd, uint64_t off, uint64_t bytes) {
     return rc;
 }
 
+/* Where the rest is refused, what asking for huge pages took would stay: nobody counts it, and
+ * others lack it. Only for who holds the lock of the range, so that there is no other grower. Who
+ * commits ahead without it takes the count of cuts for a sign that what it gave memory to may have
+ * none again; so the count comes first. Dying in between leaves the pages for the next growth.
+ *
+ * Not the pages of both ends that are not all of the range: what else is in them is in use. */
+static void take_back(sr_store *st, uint64_t off, uint64_t bytes) {
+    uint64_t from = sr_align(off, SR_PAGE), to = (off + bytes) & ~(uint64_t)(SR_PAGE - 1);
+    sr_arena *a = arena_of(st, off);
+    if (a != NULL) a->n_cuts++;
+    /* No look at the result: they then stay, uncounted, for the next growth. */
+    if (from < to) {
+        (void)fallocate(st->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from,
+                        (off_t)(to - from));
+    }
+}
+
 int sr_commit(sr_store *st, uint64_t off, uint64_t bytes, uint64_t charge) {
     if (bytes == 0 || off > st->bytes || bytes > st->bytes - off) {
         return sr_fail(SR_INVALID, bytes, st->bytes, 0);
@@ -61,12 +78,13 @@ int sr_commit(sr_store *st, uint64_t off, uint64_t bytes, uint64_t charge) {
     if (charge != 0 && charge_capacity(st, charge) != SR_OK) {
         return sr_fail(SR_FULL, charge, capacity_left(st), 0);
     }
-    sr_huge_ahead(st, from, to - from);
+    int huge = sr_huge_ahead(st, from, to - from);
     /* Crash window: charged and not recorded. Callers that charge hold the arena (or stripe) lock,
      * so a death here marks the store dirty, and the repair counts again. */
     int err = fallocate_uninterrupted(st->fd, from, to - from);
     if (SR_LIKELY(err == 0)) return SR_OK;
     if (charge != 0) {
+        if (huge) take_back(st, off, bytes);
         atomic_fetch_sub_explicit(&st->hdr->committed_bytes, charge, memory_order_relaxed);
     }
     int none = err == ENOSPC || err == ENOMEM || err == EDQUOT;
@@ -203,8 +221,8 @@ static int commit_ahead(sr_store *st, sr_arena *a) {
     rc = lock_arena(st, a);
     if (rc != SR_OK) return rc;
     /* An allocation may have grown the arena meanwhile, into the pages that we just committed: the
-     * rest is still good. Where the capacity went elsewhere, or the arena was cut and the pages
-     * perhaps with it, they stay, uncounted, for the arena's next growth: giving them back could
+     * rest is still good. Where the capacity went elsewhere, or pages were given back and these
+     * perhaps with them, they stay, uncounted, for the arena's next growth: giving them back could
      * take them from under another committer. */
     uint64_t end = committed_end(a), left = from + bytes - end;
     int good = a->n_cuts == n_cuts && end >= from && end < from + bytes;

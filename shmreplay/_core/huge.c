@@ -66,17 +66,18 @@ static void collapse(sr_store *st, uint64_t from, uint64_t to) {
     }
 }
 
-void sr_huge_ahead(sr_store *st, uint64_t off, uint64_t bytes) {
+int sr_huge_ahead(sr_store *st, uint64_t off, uint64_t bytes) {
     uint64_t from = sr_align(off, SR_HUGE_PAGE), to = (off + bytes) & ~(SR_HUGE_PAGE - 1);
-    if (from >= to || refused(st)) return;
+    if (from >= to || refused(st)) return 0;
     uint64_t left = sr_file_system_left(st); /* 0: full, which is noticed below, or without limit */
-    if (left != 0 && left / 2 < bytes) return;
+    if (left != 0 && left / 2 < bytes) return 0;
     for (uint64_t page = from; page < to; page += SR_HUGE_PAGE) {
         /* Memory before its first touch: without it that could be a bus error. */
-        if (fallocate(st->fd, 0, (off_t)page, SR_PAGE) != 0) return;
+        if (fallocate(st->fd, 0, (off_t)page, SR_PAGE) != 0) return page > from;
         sr_populate(st, page, SR_PAGE);
     }
     collapse(st, from, to);
+    return 1;
 }
 
 void sr_huge_grown(sr_store *st, uint64_t start, uint64_t from, uint64_t end) {

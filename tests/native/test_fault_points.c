@@ -3,16 +3,19 @@
  * SR_FAULT. After a failure nothing has changed, and the same call succeeds.
  *
  * Locks are not among them: a robust mutex fails only once what it protects is given up. */
+#include "arena_chunks.h"
 #include "step_survivor.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #define POINTS_MAX 200u
 
 static uint32_t armed, passed; /* the armed-th point from now fails; 0: none does */
-static const char *failed;
+static const char *failed, *always; /* NULL: none fails always */
 
 int sr_fault(const char *name) {
+    if (always != NULL && strcmp(name, always) == 0) return 1;
     if (armed == 0 || ++passed != armed) return 0;
     failed = name;
     return 1;
@@ -199,6 +202,39 @@ static void test_wait(void) {
     world_drop(&w);
 }
 
+/* A growth that asked for huge pages before it was refused takes nothing: neither what is counted
+ * nor what the file system has. */
+static void test_refused_growth(void) {
+    enum { GROWTH = 8u << 20 };
+    sr_table_config table = table_config(SR_SEL_UNIFORM, SR_SEL_FIFO, 10, 2);
+    sr_store_config cfg = {.capacity_bytes = 4u * GROWTH, .generation = 7, .config_bytes = 2,
+                           .n_arenas = 1, .n_participants = 4, .n_sessions = 8, .n_tables = 1};
+    uint64_t bytes = sr_store_bytes(&cfg, &table);
+    int fd = memfd_create("table", MFD_CLOEXEC);
+    sr_store st;
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+    CHECK(sr_store_map(&st, fd, bytes) == SR_OK);
+    CHECK(sr_store_format(&st, &cfg, &table, "{}") == SR_OK);
+    const sr_arena *a = arenas(&st);
+    struct stat before, after;
+    uint64_t counted = atomic_load(&st.hdr->committed_bytes);
+    uint32_t cuts = a->n_cuts;
+    uint64_t off = committed_end(a) + 40; /* what lies before it in its page stays */
+    st.base[off - 1] = 1;
+    CHECK(fstat(fd, &before) == 0);
+    always = "fallocate";
+    CHECK(sr_commit(&st, off, GROWTH, GROWTH) == SR_NOSPACE);
+    always = NULL;
+    CHECK(fstat(fd, &after) == 0);
+    CHECK(after.st_blocks <= before.st_blocks && st.base[off - 1] == 1);
+    CHECK(atomic_load(&st.hdr->committed_bytes) == counted && a->n_cuts == cuts + 1);
+    CHECK(sr_commit(&st, off, GROWTH, GROWTH) == SR_OK);
+    memset(st.base + off, 2, GROWTH);
+    CHECK(atomic_load(&st.hdr->committed_bytes) == counted + GROWTH);
+    sr_store_unmap(&st);
+    CHECK(close(fd) == 0);
+}
+
 /* More runs than a trajectory's first memory: it asks the process for more. */
 static void test_long_trajectory(void) {
     enum { RUNS = 100 };
@@ -266,6 +302,7 @@ int main(void) {
     test_create();
     test_join();
     test_wait();
+    test_refused_growth();
     test_long_trajectory();
     test_repair();
     printf("test_fault_points: ok\n");

@@ -493,6 +493,52 @@ def test_a_file_system_that_others_fill_to_the_last_page() -> None:
 
 @needs_mount
 @pytest.mark.root
+def test_a_file_system_that_others_fill_meanwhile() -> None:
+    # Room comes and goes between the look for it and the taking: nothing is a bus error, which
+    # would end the program without "done".
+    code = """
+    import threading
+
+    def come_and_go():
+        file = os.open("/dev/shm/come-and-go", os.O_CREAT | os.O_RDWR)
+        while not over.is_set():
+            for size in (24 << 20, 40 << 20, 52 << 20, 60 << 20):
+                try:
+                    os.posix_fallocate(file, 0, size)
+                except OSError:
+                    pass
+                os.ftruncate(file, size // 3)
+        os.close(file)
+        os.unlink("/dev/shm/come-and-go")
+
+    over = threading.Event()
+    thread = threading.Thread(target=come_and_go)
+    with reverb.Server([table("t"), table("other")], capacity=1 << 30) as server:
+        client = server.localhost_client()
+        thread.start()
+        try:
+            for number in range(40):
+                rows = np.full((256, 4096), number, np.float32)  # 4 MiB: whole huge pages
+                in_table = until_full(lambda i: client.insert_batch("t", {"x": rows}))
+                until_full(lambda i: client.insert_batch("other", {"n": np.arange(20000)}))
+                if in_table:
+                    assert (client.sample_batch("t", 4).data["x"] == number).all()
+                client.reset("t")
+                client.reset("other")
+        finally:
+            over.set()
+            thread.join()
+        client.check()
+        client.close()
+    assert os.listdir("/dev/shm") == []
+    print("done")
+    """
+    program = textwrap.dedent(FILL_FILE_SYSTEM) + textwrap.dedent(code)
+    assert run_python(program, in_small_shared_memory("64m")).endswith("done\n")
+
+
+@needs_mount
+@pytest.mark.root
 def test_a_file_system_with_no_room_for_a_store() -> None:
     code = """
     for options in ({}, {"capacity": 4 << 20}):
