@@ -395,7 +395,7 @@ def _remove_if_dead(name: str) -> Removed | None:
             held = _open_lease(name, undo)
             if held is None or not held.try_lock_all() or not held.is_current():
                 return None  # in use, or somebody else has just removed it
-        elif os.path.lexists(path) or segment.file_of(shared) is not None:
+        elif os.path.lexists(path) or segment.has_pointer(shared):
             held = lease.lock_new(name, undo)
         else:
             return None

@@ -133,6 +133,14 @@ def file_of(shared_name: str) -> str | None:
     return store_file.read_pointer(DIRECTORY + shared_name + POINTER_SUFFIX)
 
 
+def has_pointer(shared_name: str) -> bool:
+    """Returns whether something says where a segment is, be it that it leads nowhere.
+
+    Whoever is killed while it writes one leaves an empty one.
+    """
+    return os.path.lexists(DIRECTORY + shared_name + POINTER_SUFFIX)
+
+
 def store_names() -> list[str]:
     """Returns the names of this user's stores, the dead included, sorted."""
     prefix = segment_name("")[1:]

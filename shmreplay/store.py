@@ -343,3 +343,4 @@ def _remove_stale_segment(name: str) -> None:
     segment.check_owner(shared_name, status)
     _log.warning("replacing store %r, which was left behind by a process that died", name)
     segment.remove(shared_name)
+    segment.forget_file(shared_name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,3 +180,44 @@ def test_a_pointer_of_others_is_not_followed(store_name: str, tmp_path: Path) ->
             reverb.Server([table()], name=store_name, capacity=8 * MIB)
     finally:
         pointer.unlink()
+
+
+@pytest.mark.parametrize("text", ["", "not absolute", "/nowhere/at/all/store"])
+def test_a_pointer_that_leads_nowhere_is_cleaned(
+    make_server: Callable[..., Server], store_name: str, text: str, tmp_path: Path
+) -> None:
+    # Left by whoever was killed between making and writing it, after its lease had gone.
+    pointer = Path(f"/dev/shm/shmreplay.{os.geteuid()}.{store_name}.path")
+    pointer.touch(0o600)
+    pointer.write_text(text)
+    with recovery.look(store_name) as found:
+        assert found.state == recovery.DEAD
+    removed, problems = recovery.clean([store_name])
+    assert [each.name for each in removed] == [store_name] and not problems
+    assert not entries(store_name)
+    pointer.touch(0o600)
+    make_server([table()], name=store_name, path=tmp_path / "store").stop()
+    assert not entries(store_name)
+
+
+HOLD = """
+import fcntl, os, sys
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_pointer_that_is_being_written_stays(store_name: str) -> None:
+    # Its writer has the whole lease.
+    pointer = Path(f"/dev/shm/shmreplay.{os.geteuid()}.{store_name}.path")
+    command = [sys.executable, "-c", HOLD, str(pointer.with_suffix(".lease"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == b"held\n"
+        pointer.touch(0o600)
+        assert recovery.clean([store_name]) == ([], [])
+        assert pointer.exists()
+        writer.kill()
+    assert recovery.clean([store_name])[0]
+    assert not entries(store_name)
