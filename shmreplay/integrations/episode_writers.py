@@ -15,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shmreplay import errors, limits, tree
+from shmreplay.binding_support import table_not_found
 from shmreplay.client import Client
 
 __all__ = [
     "EpisodeItemWriter",
     "EpisodeStep",
     "EpisodeWriter",
+    "check_table",
     "checked_at_least",
     "columns_of",
     "outcome_of",
@@ -337,8 +339,10 @@ class EpisodeItemWriter(EpisodeWriter):
 
         Raises:
             InvalidArgumentError: max_steps is out of range.
+            TableNotFoundError: The server has no such table.
         """
         super().__init__()
+        check_table(client, table)
         self._table = table
         self._max_steps = checked_at_least("max_steps", max_steps, 1)
         self._priority = priority
@@ -423,6 +427,18 @@ def checked_discount(discount: Any) -> float:
             f"discount must be in [0, 1], got {discount}. Give 1.0 for none"
         )
     return number
+
+
+def check_table(client: Client, table: str) -> None:
+    """Refuses a table that is not there when a writer is made: its first item may be far away.
+
+    Raises:
+        TableNotFoundError: Names those that are there.
+        ArgumentTypeError: The name is not a str.
+    """
+    tables = client.server_info()
+    if not isinstance(table, str) or table not in tables:
+        raise table_not_found(table, tables)
 
 
 def checked_at_least(name: str, value: Any, least: int) -> int:

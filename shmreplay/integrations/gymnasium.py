@@ -80,8 +80,14 @@ class VectorRecorder(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
             make_writer: Makes a writer; called once for each environment.
 
         Raises:
+            ArgumentTypeError: `make_writer` makes no writers.
             InvalidArgumentError: The vector resets its environments in no known way.
         """
+        if not callable(make_writer):
+            raise errors.ArgumentTypeError(
+                f"got make_writer {make_writer!r}; expected a function without arguments that makes"
+                " an EpisodeWriter. Give for instance lambda: NStepWriter(client, 'table')"
+            )
         super().__init__(env)
         mode = env.metadata.get("autoreset_mode", _NEXT_STEP)
         self._mode = getattr(mode, "value", mode)

@@ -12,6 +12,7 @@ from shmreplay import errors, limits, structured, tree
 from shmreplay.client import Client
 from shmreplay.integrations.episode_writers import (
     EpisodeWriter,
+    check_table,
     checked_at_least,
     checked_discount,
     columns_of,
@@ -68,6 +69,7 @@ class HindsightWriter(EpisodeWriter):
 
         Raises:
             InvalidArgumentError: A number is out of range.
+            TableNotFoundError: The server has no such table.
             ArgumentTypeError: compute_reward cannot be called, or a number is none.
         """
         super().__init__()
@@ -76,6 +78,7 @@ class HindsightWriter(EpisodeWriter):
                 f"compute_reward must be a function, got {compute_reward!r:.200}. Give the"
                 " environment's compute_reward"
             )
+        check_table(client, table)
         self._table = table
         self._compute_reward = compute_reward
         self._relabels = checked_at_least("relabels", relabels, 0)

@@ -12,6 +12,7 @@ from shmreplay import structured, tree
 from shmreplay.client import Client
 from shmreplay.integrations.episode_writers import (
     EpisodeWriter,
+    check_table,
     checked_at_least,
     checked_discount,
     columns_of,
@@ -30,6 +31,7 @@ class _PatternWriter(EpisodeWriter):
 
     def __init__(self, client: Client, table: str, stack: int, priority: float) -> None:
         super().__init__()
+        check_table(client, table)
         self._client = client
         self._table = table
         self._stack = checked_at_least("stack", stack, 1)
@@ -132,6 +134,7 @@ class NStepWriter(_PatternWriter):
 
         Raises:
             InvalidArgumentError: n or stack is below 1, or discount not in [0, 1].
+            TableNotFoundError: The server has no such table.
         """
         super().__init__(client, table, stack, priority)
         self._n = checked_at_least("n", n, 1)
@@ -253,6 +256,7 @@ class SequenceWriter(_PatternWriter):
 
         Raises:
             InvalidArgumentError: A number is out of range.
+            TableNotFoundError: The server has no such table.
         """
         super().__init__(client, table, stack, priority)
         self._length = checked_at_least("length", length, 1) + checked_at_least(

@@ -527,10 +527,6 @@ def test_errors(make_server: MakeServer) -> None:
     episodes.step(0, 0.0, np.zeros(2), False, False)
     with pytest.raises(reverb.errors.InvalidArgumentError, match="max_steps=1"):
         episodes.step(0, 0.0, np.zeros(2), False, False)
-    missing = NStepWriter(client, "missing")
-    missing.begin(np.zeros(2))
-    with pytest.raises(reverb.errors.TableNotFoundError, match="missing"):
-        missing.step(0, 0.0, np.zeros(2), False, False)
 
 
 def test_vectors_that_do_not_say_enough(make_server: MakeServer) -> None:
@@ -553,3 +549,28 @@ def test_vectors_that_do_not_say_enough(make_server: MakeServer) -> None:
     disabled.metadata = {"autoreset_mode": "Sometimes"}
     with pytest.raises(reverb.errors.InvalidArgumentError, match="Sometimes"):
         VectorRecorder(disabled, lambda: NStepWriter(client, "replay"))
+
+
+def test_writers_of_tables_that_are_not_there(make_server: MakeServer) -> None:
+    client = client_of(make_server)
+    makers: list[Callable[[Any], object]] = [
+        lambda table: NStepWriter(client, table),
+        lambda table: SequenceWriter(client, table, length=2),
+        lambda table: EpisodeItemWriter(client, table),
+        lambda table: HindsightWriter(client, table, lambda *_: np.zeros(1)),
+    ]
+    for make in makers:
+        with pytest.raises(reverb.errors.TableNotFoundError, match="these tables: 'replay'"):
+            make("repaly")
+        with pytest.raises(reverb.errors.ArgumentTypeError, match="'replay'"):
+            make(["replay"])
+    assert client.stats()["sessions"] <= 1  # none has opened one
+
+
+def test_a_recorder_without_writers() -> None:
+    vector = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")])
+    try:
+        with pytest.raises(reverb.errors.ArgumentTypeError, match="got make_writer None; expected"):
+            VectorRecorder(vector, None)  # type: ignore[arg-type]
+    finally:
+        vector.close()
