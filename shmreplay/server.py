@@ -93,7 +93,8 @@ class Server:
             anew, and its clients go on. 0: a thread of this process serves them.
 
     Raises:
-        InvalidArgumentError: No tables, equal names, a port or capacity out of range; tables
+        InvalidArgumentError: No tables, equal names, a port or capacity out of range; what only
+            a bridge uses (`bind`, `auth`, `insecure`, `bridge_workers`) without `port`; tables
             that differ from those of the store to recover; `bind` cannot be used, or not
             without keys.
         ArgumentTypeError: The checkpointer is none.
@@ -128,6 +129,8 @@ class Server:
         settings = _checkpoint_settings(checkpointer)
         _prepare_extensions(checked or ())
         workers = _checked_workers(bridge_workers)
+        if port is None:
+            _refuse_without_bridge(bind=bind, auth=auth, insecure=insecure, bridge_workers=workers)
         known = self._take_port(port, recover)
         options = (workers, bind, auth, insecure, compress) if port is not None else None
         store, recovered = self._make_store(checked, (capacity, path), recover, options, settings)
@@ -408,6 +411,17 @@ def _name_of(name: str | None, recover: bool, path: str | None) -> str:
     if recover:
         return _to_recover(name, path)
     return f"{os.getpid()}-{secrets.token_hex(4)}" if name is None else name
+
+
+def _refuse_without_bridge(**given: Any) -> None:
+    """Refuses what only a bridge has a use for: who gives it believes that there is one."""
+    defaults = {"bind": "127.0.0.1", "auth": None, "insecure": False, "bridge_workers": 0}
+    without_use = [f"{name}={value!r}" for name, value in given.items() if value != defaults[name]]
+    if without_use:
+        raise errors.InvalidArgumentError(
+            f"Got {', '.join(without_use)} without port=; expected a port: without one there is no"
+            " bridge, and no other host reaches the tables. Give port=, or leave the rest out."
+        )
 
 
 def _checked_workers(value: Any) -> int:
