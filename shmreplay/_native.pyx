@@ -44,6 +44,7 @@ from shmreplay.binding_support import (
     bad_priority,
     check_new_structure,
     describe_borrowers,
+    step_open_already,
     table_not_found,
 )
 from shmreplay.errors import ExpiredReferenceError, HistoryIndexError
@@ -57,7 +58,15 @@ from shmreplay.pattern_plan import (
     used_columns,
     without_values,
 )
-from shmreplay.spec import DTYPE_OF_CODE, dtype_code, dtype_name, dtype_of, fit_text, shape_text
+from shmreplay.spec import (
+    DTYPE_OF_CODE,
+    conversion_hint,
+    dtype_code,
+    dtype_name,
+    dtype_of,
+    fit_text,
+    shape_text,
+)
 from shmreplay.tree import flatten, flatten_with_path, is_nested
 
 __all__ = [

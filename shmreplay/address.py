@@ -96,7 +96,13 @@ def parse(text: object) -> Address:
     if text.startswith("file:///"):
         return Address(None, path=checked_path(text.removeprefix("file://")))
     host, _, port = text.removeprefix("tcp://").rpartition(":")
-    if "://" in host or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if (
+        "://" in host
+        or not host.isprintable()
+        or not host
+        or not port.isdecimal()
+        or not 0 < int(port) < 65536
+    ):
         raise errors.InvalidArgumentError(
             "expected an address like 'localhost:8000', 'tcp://host:8000', 'shm://name' or "
             f"'file:///disk/store', got {text!r}. Use f'localhost:{{server.port}}' on the server's"

@@ -26,6 +26,56 @@ SELECTOR_CODES: Final = {
 """Selector kinds as the core numbers them (enum sr_selector)."""
 
 
+_MASKED: Final = np.ma.MaskedArray
+
+
+def as_plain(value: Any, what: str) -> npt.NDArray[Any]:
+    """Returns a value as an array; one that is an array already as it is.
+
+    Args:
+        value: Anything that numpy makes an array of.
+        what: It is, for the message.
+
+    Raises:
+        ArgumentTypeError: It has a mask.
+        OutOfMemoryError: It must be copied, and is too large for that.
+    """
+    if isinstance(value, _MASKED):
+        raise errors.ArgumentTypeError(
+            f"Got a masked array as {what}; expected a plain one: a mask is not kept, and what it"
+            " hides would be used. Give x.filled(value), or x.data and np.ma.getmaskarray(x) by"
+            " themselves."
+        )
+    try:
+        return np.asarray(value)
+    except MemoryError as error:
+        raise _no_memory(what, error) from None
+
+
+def as_contiguous(array: npt.NDArray[Any], dtype: Any, what: str) -> npt.NDArray[Any]:
+    """Returns the array C-contiguous and of this dtype: as it is, or a copy.
+
+    Args:
+        array: Of any strides.
+        dtype: That it is to have.
+        what: It is, for the message.
+
+    Raises:
+        OutOfMemoryError: It is too large to be copied.
+    """
+    try:
+        return np.asarray(array, dtype, order="C")
+    except MemoryError as error:
+        raise _no_memory(what, error) from None
+
+
+def _no_memory(what: str, error: MemoryError) -> errors.OutOfMemoryError:
+    return errors.OutOfMemoryError(
+        f"Got {what} that this process has no memory to copy ({error}); expected less, or arrays"
+        " that need no copy: C-contiguous and of native byte order. Give it in several calls."
+    )
+
+
 def as_array(leaf: Any, path: Path, most_dims: int = MAX_DIMS) -> npt.NDArray[Any]:
     """Returns the leaf as a C-contiguous array of native byte order, of a type that can be stored.
 
@@ -35,10 +85,11 @@ def as_array(leaf: Any, path: Path, most_dims: int = MAX_DIMS) -> npt.NDArray[An
         most_dims: Dimensions that it may have.
 
     Raises:
-        ArgumentTypeError: Its type cannot be stored (objects, text, dates).
+        ArgumentTypeError: Its type cannot be stored (objects, dates), or it has a mask.
         SignatureError: It has too many dimensions.
+        OutOfMemoryError: It must be copied, and is too large for that.
     """
-    array: npt.NDArray[Any] = np.asarray(leaf)
+    array = leaf if type(leaf) is np.ndarray else as_plain(leaf, f"data at {path}")
     native = array.dtype.newbyteorder("=")
     dtype_code(native, path)
     if array.ndim > most_dims:
@@ -46,9 +97,9 @@ def as_array(leaf: Any, path: Path, most_dims: int = MAX_DIMS) -> npt.NDArray[An
             f"Got data of {array.ndim} dimensions at {path}; expected at most {most_dims}. Merge "
             "some of them with reshape."
         )
-    if array.dtype != native:
-        array = array.astype(native)
-    return array if array.flags.c_contiguous else array.copy(order="C")
+    if array.dtype == native and array.flags.c_contiguous:
+        return array
+    return as_contiguous(array, native, f"data at {path}")
 
 
 def table_not_found(
@@ -69,9 +120,14 @@ def table_not_found(
         )
     what = f"Unable to create item in table {name!r} since the table could not be found. "
     return errors.TableNotFoundError(
-        f"{what if for_item else ''}Priority table {name} was not found. "
+        f"{what if for_item else ''}Priority table {_printable(name)} was not found. "
         f"The server has these tables: {there}. Use one of them."
     )
+
+
+def _printable(name: str) -> str:
+    """The name as Reverb's message has it, or quoted where it could not be printed."""
+    return name if name.isprintable() else repr(name)
 
 
 def describe_borrowers(lent: Iterable[tuple[int, str, int, int]]) -> str:
@@ -95,6 +151,14 @@ def describe_borrowers(lent: Iterable[tuple[int, str, int, int]]) -> str:
         " Borrowed batches pin memory that cannot be used meanwhile: "
         f"{'; '.join(who)}. End their `with` blocks and drop their views."
     )
+
+
+def step_open_already(in_place: bool) -> str:
+    """What is wrong with `next_step` while another step is open."""
+    what = "Got next_step() while a step is open already; expected none."
+    if in_place:
+        return f"{what} Leave the `with next_step()` block that it is written in first."
+    return f"{what} Finish it by append() with partial_step=False."
 
 
 def bad_priority(table: str, priority: float) -> errors.PriorityError:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmreplay import errors, limits, live_table
+from shmreplay.binding_support import as_contiguous, as_plain
 from shmreplay.client_link import ClientLink
 from shmreplay.inserting import check_priorities, checked_priorities
 from shmreplay.rate_limiters import RateLimiter
@@ -300,13 +301,14 @@ def checked_keys(keys: Any) -> npt.NDArray[np.uint64]:
     """Keys as uint64[N], C-contiguous.
 
     Raises:
-        ArgumentTypeError: They are not non-negative integers.
+        ArgumentTypeError: They are not non-negative integers, or have a mask.
         InvalidArgumentError: They are not one-dimensional.
+        OutOfMemoryError: They must be copied, and are too many for that.
     """
     if isinstance(keys, list | tuple):
         # Not through numpy's own rules: large and small integers together would become floats.
         return np.array([limits.checked_key(key) for key in keys], np.uint64)
-    array = np.asarray(keys)
+    array = as_plain(keys, "keys")
     if array.dtype.kind not in "ui":
         raise errors.ArgumentTypeError(
             f"keys must be integers (info.key, uint64), got dtype {array.dtype}: {keys!r:.80}. "
@@ -314,10 +316,11 @@ def checked_keys(keys: Any) -> npt.NDArray[np.uint64]:
         )
     if array.ndim != 1:
         raise errors.InvalidArgumentError(
-            f"keys must have shape [N], got {list(array.shape)}. Use keys.ravel()."
+            f"keys must have shape [N], got {list(array.shape)}: {keys!r:.80}. "
+            + ("Put the key into a list: [key]." if array.ndim == 0 else "Use keys.ravel().")
         )
     if array.dtype.kind == "i" and array.size and int(array.min()) < 0:
         raise errors.ArgumentTypeError(
             f"keys must not be negative, got {int(array.min())}; take them from info.key"
         )
-    return np.ascontiguousarray(array, np.uint64)
+    return as_contiguous(array, np.uint64, "keys")

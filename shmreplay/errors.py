@@ -20,6 +20,7 @@ __all__ = [
     "ForkedHandleError",
     "HistoryIndexError",
     "InvalidArgumentError",
+    "OutOfMemoryError",
     "PriorityError",
     "ProtocolError",
     "ReverbError",
@@ -56,6 +57,13 @@ class ArenaFullError(ReverbError, MemoryError):
     """Raised when the shared memory of a store has no room for what should be written.
 
     Nothing was stored. Work goes on once items have been removed or more memory was given.
+    """
+
+
+class OutOfMemoryError(ReverbError, MemoryError):
+    """Raised when this process has no memory of its own for a copy of what it was given.
+
+    Nothing was stored. It is the process's memory that lacks, not the store's.
     """
 
 

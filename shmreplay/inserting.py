@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmreplay import errors, limits, tree
-from shmreplay.binding_support import as_array, bad_priority
+from shmreplay.binding_support import as_array, as_contiguous, as_plain, bad_priority
 from shmreplay.connection import Connection
 from shmreplay.item_schema import Leaf
 from shmreplay.spec import DTYPE_CODES, dtype_code, is_text
@@ -253,17 +253,14 @@ def checked_priorities(priorities: Any, n: int) -> npt.NDArray[np.float64]:
     """Priorities as float64[n], C-contiguous; one stands for all.
 
     Raises:
-        ArgumentTypeError: They are no numbers.
+        ArgumentTypeError: They are no numbers, or have a mask.
         PriorityError: One does not fit a float64.
         InvalidArgumentError: There are not n of them.
     """
     try:
-        given = np.asarray(priorities)
-        if given.dtype.kind == "O":  # numpy would make NaN of None
-            given = np.array([float(p) for p in given.flat]).reshape(given.shape)
-        if given.dtype.kind not in "biuf":  # and numbers of texts
-            raise TypeError
-        values = given.astype(np.float64, copy=False)
+        values = _numbers(as_plain(priorities, "priorities"), n)
+    except errors.ReverbError:
+        raise
     except OverflowError:
         raise errors.PriorityError(
             f"priorities must fit a float64, got {priorities!r:.80}. Use smaller ones."
@@ -274,12 +271,20 @@ def checked_priorities(priorities: Any, n: int) -> npt.NDArray[np.float64]:
         ) from None
     if values.ndim == 0:
         return np.full(n, values)
-    if values.shape != (n,):
+    return values
+
+
+def _numbers(given: npt.NDArray[Any], n: int) -> npt.NDArray[np.float64]:
+    if given.dtype.kind == "O":  # numpy would make NaN of None
+        given = np.array([float(p) for p in given.flat]).reshape(given.shape)
+    if given.dtype.kind not in "biuf":  # and numbers of texts
+        raise TypeError
+    if given.shape not in ((), (n,)):  # before it is copied
         raise errors.InvalidArgumentError(
-            f"priorities must be one number or have shape [{n}], got {list(values.shape)}. Give "
+            f"priorities must be one number or have shape [{n}], got {list(given.shape)}. Give "
             "one for each item."
         )
-    return np.ascontiguousarray(values)
+    return as_contiguous(given, np.float64, "priorities")
 
 
 def check_priorities(

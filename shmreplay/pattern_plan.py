@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmreplay import limits, tree
-from shmreplay.binding_support import as_array
+from shmreplay.binding_support import as_array, step_open_already
 from shmreplay.errors import ReverbError, SignatureError, WriterStateError
 from shmreplay.patterns import ConditionProto, Config, named_fields
 
@@ -375,10 +375,7 @@ class PatternEvaluator:
         if self._paths is None or len(self._blank) < len(self._used):
             raise step_unknown()
         if self.step_is_open:
-            raise WriterStateError(
-                "Got next_step() while a step is open already; expected none. Finish it by "
-                "append()."
-            )
+            raise WriterStateError(step_open_already(in_place=False))
         leaves = range(len(self._paths))
         return [self._blank[i].copy() if i in self._blank else None for i in leaves]
 

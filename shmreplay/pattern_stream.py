@@ -13,7 +13,7 @@ from shmreplay.binding_support import as_array
 from shmreplay.pattern_plan import PatternEvaluator, compile_config
 from shmreplay.patterns import Config, check_configs, reach_of
 from shmreplay.replay_sample import ReplaySample, SampleInfo
-from shmreplay.spec import dtype_name, shape_text
+from shmreplay.spec import conversion_hint, dtype_name, shape_text
 from shmreplay.structured_writer import infer_signature
 
 __all__ = ["NumpyPatternDataset", "apply_patterns", "with_info"]
@@ -150,8 +150,8 @@ class _Column:
         if array.dtype != self._dtype:
             raise errors.SignatureError(
                 f"Tensor of wrong dtype provided for column ({index},). Got "
-                f"{dtype_name(array.dtype)} but expected {dtype_name(self._dtype)}. Convert it "
-                "with np.asarray(x, dtype)."
+                f"{dtype_name(array.dtype)} but expected {dtype_name(self._dtype)}. "
+                f"{conversion_hint(array.dtype, self._dtype)}"
             )
         if array.shape != self._shape:
             raise errors.SignatureError(

@@ -33,6 +33,7 @@ __all__ = [
     "as_signature",
     "as_spec",
     "code_of",
+    "conversion_hint",
     "dtype_code",
     "dtype_name",
     "dtype_of",
@@ -156,6 +157,17 @@ def fit_text(array: npt.NDArray[Any], dtype: np.dtype[Any], path: tree.Path) -> 
             f' np.array(x, "{dtype.kind}{longest}").'
         )
     return fitted
+
+
+def conversion_hint(given: np.dtype[Any], expected: np.dtype[Any]) -> str:
+    """What to do with data of one dtype that is to become another, for the end of a message."""
+    name = _numpy_name(expected)
+    if is_text(dtype_code(expected)):
+        kind = "a str" if expected.kind == "U" else "bytes"
+        return f'Give {kind}, or np.array(x, "{name}"), or use another name for the new data.'
+    if is_text(dtype_code(given)):
+        return "Give a number, or use another name for the text."
+    return f'Convert it with np.asarray(x, "{name}").'
 
 
 def shape_text(shape: Iterable[int | None]) -> str:

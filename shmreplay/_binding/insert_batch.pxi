@@ -29,6 +29,7 @@ cdef int insert_block(Session session, uint32_t table, Py_buffer *bufs, uint32_t
     cdef uint64_t block = 0
     cdef uint32_t position = 0, i
     cdef int rc
+    cdef bint pinned
     cdef void *cells
     cdef sr_item *items = <sr_item *>malloc(rows * sizeof(sr_item))
     cdef double *prio = <double *>bufs[n_cols].buf + at
@@ -40,6 +41,7 @@ cdef int insert_block(Session session, uint32_t table, Py_buffer *bufs, uint32_t
             rc = any_block(&session.ses, compress, n_cols, row_bytes, rows, &block, &position)
         if session.store.swept(rc):
             rc = any_block(&session.ses, compress, n_cols, row_bytes, rows, &block, &position)
+        pinned = rc == SR_OK
         with nogil:
             if rc == SR_OK:
                 for i in range(n_cols):
@@ -60,7 +62,7 @@ cdef int insert_block(Session session, uint32_t table, Py_buffer *bufs, uint32_t
             if rc == SR_OK:
                 rc = sr_items_fit(&session.store.st, table, 1, items)
         if rc != SR_OK:
-            if rc == SR_TOO_LARGE:
+            if pinned:  # no item refers to it
                 sr_release(&session.ses, 1, &position)
             raise_status(
                 rc, f"insert_batch (after {at} rows)" if at else "insert_batch", session.store)

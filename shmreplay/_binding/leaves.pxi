@@ -46,8 +46,9 @@ cdef const void *take_leaf(Column c, object leaf, Py_buffer *buf, char *scratch)
         raise errors.SignatureError(
             f"Tensor of wrong dtype provided for column {c.path}. Got {leaf} which does not fit "
             "int64; expected less than 2**63. Use np.uint64 or a float from the first step on.")
-    if not PyObject_CheckBuffer(leaf) or isinstance(leaf, (bytes, bytearray, str)):
-        leaf = as_array(leaf, c.path)
+    if (not PyObject_CheckBuffer(leaf) or isinstance(leaf, (bytes, bytearray, str))
+            or (kind is not array_type and isinstance(leaf, array_type))):
+        leaf = as_array(leaf, c.path)  # which refuses masked arrays: the buffer has no mask
     try:
         PyObject_GetBuffer(leaf, buf, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
     except (ValueError, BufferError):
@@ -73,10 +74,10 @@ cdef const void *check_leaf(Column c, object leaf, Py_buffer *buf) except NULL:
     cdef bint fits = buf.ndim == c.ndim
     if dtype_code_of(buf) != c.code:
         array = as_array(leaf, c.path)
+        dtype = dtype_from_code(c.code)
         raise errors.SignatureError(
             f"Tensor of wrong dtype provided for column {c.path}. Got {dtype_name(array.dtype)} "
-            "but expected "
-            f"{dtype_name(dtype_from_code(c.code))}. Convert it with np.asarray(x, dtype).")
+            f"but expected {dtype_name(dtype)}. {conversion_hint(array.dtype, dtype)}")
     if fits:
         for i in range(c.ndim):
             if buf.shape[i] != c.dims[i]:

@@ -86,8 +86,10 @@ cdef bint check_columns(RowWriter writer, list leaves) except -1:
         if c.writer is not writer:
             foreign = True
     if n_empty == len(leaves):
-        raise errors.InvalidArgumentError(
-            "trajectory must not be empty. Got no columns: give slices of writer.history.")
+        raise errors.InvalidArgumentError("trajectory must not be empty. " + (
+            f"Got {len(leaves)} columns of 0 steps each; expected a step at least: slice the "
+            "history where there are steps, as in writer.history['x'][-1:]." if leaves else
+            "Got no columns; expected one at least: give slices of writer.history."))
     if n_empty:
         bad = [(<TrajectoryColumn>x).column.path for x in leaves if len(x) == 0]
         raise errors.InvalidArgumentError(

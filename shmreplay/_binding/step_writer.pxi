@@ -392,9 +392,7 @@ cdef class StepWriter(RowWriter):
         self.enter()
         try:
             if self.in_place or self.step_open:
-                raise errors.WriterStateError(
-                    "Got next_step() while a step is open already; expected none. Finish it by "
-                    "append().")
+                raise errors.WriterStateError(step_open_already(self.in_place))
             return self.place_arrays(self.group_of([self.columns[k] for k in numbers]))
         finally:
             self.leave()

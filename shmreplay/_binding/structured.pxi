@@ -128,9 +128,7 @@ cdef class StructuredCore:
             if self.paths is None or None in self.columns:
                 raise step_unknown()
             if w.in_place or w.step_open:
-                raise errors.WriterStateError(
-                    "Got next_step() while a step is open already; expected none. Finish it by "
-                    "append().")
+                raise errors.WriterStateError(step_open_already(w.in_place))
             group = w.group_of(self.columns) if self.group is None else self.group
             arrays = [None] * len(self.paths)
             for i, array in zip(self.used, w.place_arrays(group)):

@@ -834,6 +834,8 @@ OTHERWISE: Final = {
     ("*", "{str(error)}"): "passes on the message of another error",
     ("*", "{_DIED}"): "a constant with all three",
     ("*", "{self._closed()}"): "a method that gives all three",
+    ("*", "{step_open_already("): "a function that gives all three",
+    ("pattern_stream", "Tensor of wrong dtype"): "conversion_hint() says what to do",
     ("drawing", "no sample within"): "describe() says what it waits for and what would end it",
     ("_binding/session.pxi", "no sample within"): "as of drawing",
     ("_binding/insert_batch.pxi", "{before + total} items inserted"): "as of drawing",

@@ -20,6 +20,7 @@ BUILT_IN = {
     "ForkedHandleError": (RuntimeError,),
     "HistoryIndexError": (IndexError,),
     "InvalidArgumentError": (ValueError,),
+    "OutOfMemoryError": (MemoryError,),
     "PriorityError": (ValueError,),
     "ProtocolError": (RuntimeError,),
     "ReverbError": (Exception,),
