@@ -88,6 +88,11 @@ class Client(ClientTables):
             PriorityError, TableNotFoundError: Nothing was inserted.
             DeadlineExceededError: Says how many of the first items are in.
             ArenaFullError: No memory; says how many of the first items are in.
+
+        The arrays are the caller's again when the call is over, however it ended. Over a bridge,
+        items of a call that was interrupted may still come into the table after it, with the data
+        as they were when it was called; where the server takes nothing, such a call takes some
+        seconds to end (a second Ctrl-C ends it at once: the arrays must then not be changed).
         """
         connection, seconds = self._reach(timeout)
         number = connection.number(table)

@@ -334,12 +334,7 @@ class RemoteSession:
         self.connection.check_open()
         link = self.connection.link
         pending = link.post(Kind.INSERT_BATCH, body)
-        try:
-            reader = link.answer(pending, timeout)
-        except BaseException:
-            pending.own()
-            raise
-        keys[:] = reader.array()
+        keys[:] = link.answer(pending, timeout).array()
 
     # ------------------------------------------------------------------ sampling
 

@@ -112,11 +112,19 @@ class Line:
             os.close(self._wake_fd)
             self._wake_fd = -1
 
-    def send(self, frames: list[Any]) -> bool:
-        """False where nothing more can be sent now."""
+    def send(self, frames: list[Any], lent: list[zmq.MessageTracker] | None = None) -> bool:
+        """False where nothing more can be sent now.
+
+        Args:
+            frames: Of a message.
+            lent: Gets what says when those were sent that are not copied; None: nobody asks.
+        """
         assert self._socket is not None
         try:
-            sockets.send(self._socket, frames)
+            if lent is None:
+                sockets.send(self._socket, frames)
+            else:
+                sockets.send_lent(self._socket, frames, lent)
         except zmq.Again:
             return False
         return True

@@ -11,6 +11,8 @@ import time
 import weakref
 from collections.abc import Callable
 
+import zmq
+
 from shmreplay import errors, limits
 from shmreplay.bridge import protocol
 from shmreplay.bridge.link_thread import LinkThread, body_of, is_much
@@ -25,6 +27,8 @@ _log = logging.getLogger(__name__)
 _SLICE_S = limits.WAIT_SLICE_MS / 1000
 _LEAST_S = 1.0
 _LOOK_EVERY_S = 0.5
+# Seconds for sending what a call gave up on, before the connection is made anew, and after that.
+_LENT_S = 2.0
 # Requests of callers, beyond which they wait.
 _MOST_OPEN = limits.BRIDGE_REQUESTS * 3 // 4
 
@@ -232,8 +236,46 @@ class Link(LinkThread):
                     )
         except BaseException:
             self.cancel(pending)
+            self.own(pending)
             raise
+        if self.lost is not None:
+            self.own(pending)
         return pending.result()
+
+    def own(self, pending: Pending) -> None:
+        """Lets the caller of a request that was given up have its arrays back, to change them.
+
+        What was not sent yet is copied. What libzmq has of it is still read where it lies, so this
+        waits until it has sent it. Where the server takes nothing, the connection is made anew:
+        what was begun is void then, and sent again from the copy. All of it is bounded in time.
+        """
+        if len(pending.frames) < 2 and not pending.lent:
+            return  # none of its frames is an array
+        with self._lock:
+            waits = pending.sequence == 0
+            if waits:
+                pending.own()
+        if not waits:  # its frames may be on their way to libzmq at this moment
+            self._have_done(pending.own)
+        if _have_gone(pending.lent):
+            return
+        self._have_done(lambda: self._broken("it does not take what a call gave up on"))
+        if not _have_gone(pending.lent):
+            _log.warning("%s: arrays of a call that was given up are still being sent", self.address)
+
+    def _have_done(self, action: Callable[[], None]) -> None:
+        """Has something done by the link's thread, if it still runs."""
+        done = threading.Event()
+
+        def act() -> None:
+            action()
+            done.set()
+
+        try:
+            self.soon(act)
+        except errors.ReverbError:
+            return  # it is lost, and sends no more
+        done.wait(_LENT_S)
 
     def cancel(self, pending: Pending) -> None:
         """Asks the server to stop waiting on behalf of a request; it is answered in any case."""
@@ -253,6 +295,17 @@ class Link(LinkThread):
         self._line.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(limits.BRIDGE_CLOSE_S)
+
+
+def _have_gone(lent: list[zmq.MessageTracker]) -> bool:
+    """Waits until all of these were sent, or dropped; False if they are not in time."""
+    end = time.monotonic() + _LENT_S
+    try:
+        for tracker in list(lent):
+            tracker.wait(max(end - time.monotonic(), 0.0))
+    except zmq.NotDone:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------- the end of the process

@@ -263,8 +263,8 @@ class LinkThread:
 
     # ------------------------------------------------------------------ sending
 
-    def _send(self, frames: list[Any]) -> None:
-        if self._line.send(frames):
+    def _send(self, frames: list[Any], lent: list[Any] | None = None) -> None:
+        if self._line.send(frames, lent):
             self._said_at = time.monotonic()
         else:
             self._broken("it does not take what is sent")
@@ -280,7 +280,8 @@ class LinkThread:
             self._acknowledged(),
             pending.nbytes,
         )
-        self._send([head, *pending.frames])
+        # Those of writers are nobody's arrays.
+        self._send([head, *pending.frames], pending.lent if pending.log is None else None)
         if pending.cancelled and self._connected:
             self._send(protocol.encode(Kind.CANCEL, body_of(pending.sequence)))
 

@@ -39,6 +39,7 @@ class Pending:
         "error",
         "frames",
         "kind",
+        "lent",
         "log",
         "nbytes",
         "reader",
@@ -56,6 +57,8 @@ class Pending:
         self.kind = kind
         self.frames = frames
         self.nbytes = sum(map(len, frames))
+        self.lent: list[Any] = []
+        """Of frames that libzmq sends from where they are, what says when it has."""
         self.sequence = 0
         """0: it was not sent yet."""
         self.cancelled = False
@@ -84,7 +87,10 @@ class Pending:
         return self.done
 
     def own(self) -> None:
-        """Its caller has given it up, and may change its arrays: it is still sent, as it was."""
+        """Its caller has given it up, and may change its arrays: it is still sent, as it was.
+
+        What libzmq has of it is another matter: see `Link.own`.
+        """
         if not self.done:
             self.frames = [bytes(frame) for frame in self.frames]
 

@@ -10,7 +10,7 @@ import zmq
 
 from shmreplay import limits
 
-__all__ = ["keep_memory", "readable", "receive", "send", "wait"]
+__all__ = ["keep_memory", "readable", "receive", "send", "send_lent", "wait"]
 
 Socket = zmq.Socket[bytes]
 
@@ -50,6 +50,20 @@ def send(socket: Socket, frames: Sequence[Any]) -> None:
         frame = frames[i]
         socket.send(frame, _MORE, len(frame) < _SHARED_BYTES)
     socket.send(frames[last], _NOBLOCK, len(frames[last]) < _SHARED_BYTES)
+
+
+def send_lent(socket: Socket, frames: Sequence[Any], lent: list[zmq.MessageTracker]) -> None:
+    """As `send`; of each frame that is sent from where it is, `lent` gets what says when it was.
+
+    Raises:
+        zmq.Again: Nothing more can be sent now.
+    """
+    for i, frame in enumerate(frames):
+        flags = _NOBLOCK if i == len(frames) - 1 else _MORE
+        if len(frame) < _SHARED_BYTES:
+            socket.send(frame, flags)
+        else:
+            lent.append(socket.send(frame, flags, copy=False, track=True))
 
 
 def receive(entry: Sequence[tuple[Any, int]], most: int) -> tuple[list[zmq.Frame], int] | None:

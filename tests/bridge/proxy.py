@@ -41,6 +41,7 @@ class Proxy:
         self._refusing = threading.Event()
         self._cut_now = threading.Event()
         self._holding = threading.Event()
+        self._stalling = threading.Event()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
@@ -57,6 +58,14 @@ class Proxy:
     def hold_answers(self) -> None:
         """From now on what servers say waits."""
         self._holding.set()
+
+    def hold_requests(self) -> None:
+        """From now on what clients say waits, on the connections that there are."""
+        self._stalling.set()
+
+    def take_requests(self) -> None:
+        """And now goes on."""
+        self._stalling.clear()
 
     def let_go(self) -> None:
         """Cuts the connections whose answers wait, and holds no more."""
@@ -103,6 +112,8 @@ class Proxy:
     def _pump(self, near: socket.socket, far: socket.socket, budget: int | None) -> None:
         while not self._stopping.is_set():
             sources = [near] if self._holding.is_set() else [near, far]
+            if self._stalling.is_set():
+                sources.remove(near)
             ready, _, _ = select.select(sources, [], [], 0.05)
             if self._cut_now.is_set():
                 self.cuts += 1

@@ -18,6 +18,7 @@ from shmreplay import errors, limits
 from shmreplay.bridge.link import Link
 from shmreplay.bridge.protocol import Header, Kind
 from shmreplay.bridge.wire import Reader, Writer
+from tests.bridge.proxy import Proxy
 from tests.bridge.test_client import DEADLINE, TABLE, Connect, Serve, table
 
 
@@ -167,6 +168,37 @@ def test_rows_of_a_call_that_was_given_up_may_be_changed(serve: Serve, connect: 
         link.look = look
         rows[:] = 7
     assert stored(client, 2) == [0, 0]  # it was on its way
+
+
+@pytest.mark.parametrize("goes_on", ["at once", "later"])
+def test_rows_that_libzmq_has_may_be_changed(
+    serve: Serve, connect: Connect, make_proxy: Callable[..., Proxy], goes_on: str
+) -> None:
+    """A call is given up in the middle of its message; then its arrays are changed."""
+    server = serve(table(max_times_sampled=1), capacity=200 << 20)
+    proxy = make_proxy(server)
+    client = connect(proxy)
+    client.insert_batch(TABLE, {"x": np.zeros((1, 4_000_000), np.int64)}, 1.0)
+    assert stored(client, 1) == [0]
+    link: Any = client._connected().link  # type: ignore[attr-defined]
+    rows = np.full((2, 4_000_000), 3, np.int64)  # more than sockets hold
+
+    def give_up() -> None:
+        if goes_on == "at once":
+            proxy.take_requests()
+        raise KeyboardInterrupt
+
+    proxy.hold_requests()
+    look, link.look = link.look, give_up
+    with pytest.raises(KeyboardInterrupt):
+        client.insert_batch(TABLE, {"x": rows}, 1.0)
+    link.look = look
+    rows[:] = 7
+    proxy.take_requests()
+    for _ in range(2):
+        found = client.sample_batch(TABLE, 1, DEADLINE).data["x"]
+        assert (found.min(), found.max()) == (3, 3)
+    assert (proxy.connections == 1) == (goes_on == "at once")
 
 
 @pytest.mark.parametrize("timeout", [1e10, 1e300, float("inf")])
