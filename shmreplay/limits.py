@@ -244,6 +244,14 @@ BRIDGE_SESSION_BYTES: Final = 2 * BRIDGE_MESSAGE_BYTES
 BRIDGE_TOTAL_BYTES: Final = 4 * 2**30
 """The same of all remote clients together: beyond it, requests that carry data are refused."""
 
+BRIDGE_ASK_BYTES: Final = 4 * 2**20
+"""Bytes of a message beyond which a client asks for room first: that takes less time than to send
+as much."""
+
+BRIDGE_ARRIVING_BYTES: Final = 2 * 2**30
+"""Bytes of such messages that may be on their way to a process of the bridge: libzmq takes memory
+for all of a frame as soon as it begins to come."""
+
 BRIDGE_PROCESS_BYTES: Final = 2 * BRIDGE_TOTAL_BYTES
 """Memory of its own that a process of the bridge may have: what of an endless message libzmq has
 gathered is known to nobody else, and ends the process, not the machine."""

@@ -123,6 +123,11 @@ cdef class Store:
         return self.st.shape.n_participants
 
     @property
+    def n_sessions(self):
+        self.usable()
+        return self.st.shape.n_sessions
+
+    @property
     def config_json(self):
         self.usable()
         return self.st.base[

@@ -10,6 +10,7 @@ from shmreplay import errors, limits
 from shmreplay.bridge.channel import Channel
 from shmreplay.bridge.refusals import Refusals
 from shmreplay.bridge.scheduler import Scheduler, Task, Work
+from shmreplay.bridge.shares import Shares
 from shmreplay.bridge.wire import Reader, Writer
 from shmreplay.connection import Connection
 from shmreplay.errors import ProtocolError
@@ -25,8 +26,11 @@ Done = Callable[["Session", Task, Any, Exception | None], None]
 class Channels:
     """What clients ask of their writers."""
 
-    def __init__(self, connection: Connection, scheduler: Scheduler, done: Done) -> None:
-        """Takes what answers a request that is done."""
+    def __init__(
+        self, connection: Connection, scheduler: Scheduler, done: Done, shares: Shares
+    ) -> None:
+        """Takes what answers a request that is done, and what there is of writers for all."""
+        self._shares = shares
         self._connection = connection
         self._scheduler = scheduler
         self._done = done
@@ -52,6 +56,12 @@ class Channels:
                 f"a remote client has at most {limits.BRIDGE_WRITERS} writers; close those that are"
                 " not needed"
             )
+        if not session.receipts.was_left(number) and not self._shares.may_take(session.who):
+            raise errors.StoreLimitError(
+                f"Got a writer too many: {self._shares.describe(session.who)} of those that the"
+                " bridge can have; expected fewer of one host, or key. Close some, or give the"
+                " server a larger capacity="
+            )
         receipt = session.receipts.take(number)
         refusals = Refusals(session.receipts, number)
         try:
@@ -68,14 +78,20 @@ class Channels:
         except BaseException:
             session.receipts.keep(task.sequence, receipt, *refusals.left())
             raise
+        self._shares.take(session.who)
         return Writer()
         yield
+
+    def forget(self, session: Session) -> None:
+        """A writer is no more."""
+        self._shares.give(session.who)
 
     def close(self, session: Session, number: int, channel: Channel | None, task: Task) -> Work:
         """Closes a writer. Says how many items were held back, and are lost."""
         lost = 0
         if channel is not None:
             del session.channels[number]
+            self.forget(session)
             session.receipts.keep(task.sequence, channel.receipt, *channel.refusals.left())
             for waiting in list(channel.tasks):
                 self._scheduler.drop(waiting)

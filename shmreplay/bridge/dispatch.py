@@ -21,8 +21,10 @@ from shmreplay.bridge.channels import Channels
 from shmreplay.bridge.operations import Operations
 from shmreplay.bridge.protocol import Header, Kind
 from shmreplay.bridge.receipts import CLIENT, ClientReceipts, Receipts
+from shmreplay.bridge.room import Room
 from shmreplay.bridge.scheduler import Scheduler, Task, Work
 from shmreplay.bridge.sessions import Session
+from shmreplay.bridge.shares import Shares
 from shmreplay.bridge.wire import Reader, Writer
 from shmreplay.errors import ProtocolError
 
@@ -51,6 +53,7 @@ class Dispatcher:
         send: Callable[[bytes, list[Any]], Sent],
         ports: Sequence[int] = (0,),
         worker: int = 0,
+        who: Callable[[Any], str] = lambda source: "",
     ) -> None:
         """Attaches to the store.
 
@@ -61,8 +64,10 @@ class Dispatcher:
             send: Sends frames to a peer.
             ports: Of all processes that serve the store.
             worker: Which of them this is.
+            who: Names the host or the key that a message is from, by what `take` is given of it.
         """
         self.endpoint = endpoint
+        self._who = who
         self._compress = compress
         self._send_frames = send
         self._operations = Operations(store_address)
@@ -79,7 +84,12 @@ class Dispatcher:
         self._new_clients = 0
         self._receipts = Receipts(self._operations.connection.native, worker, len(ports))
         self._forget_left_at = time.monotonic() + limits.BRIDGE_EXPIRE_S
-        self._channels = Channels(self._operations.connection, self._scheduler, self._done)
+        self._room = Room(self._go)
+        # Those that have asked for room, and not sent what for.
+        self._asked: set[Session] = set()
+        self._clients = Shares(limits.BRIDGE_SESSIONS)
+        writers = Shares(self._operations.connection.native.n_sessions // len(ports))
+        self._channels = Channels(self._operations.connection, self._scheduler, self._done, writers)
 
     @property
     def idle(self) -> bool:
@@ -105,6 +115,7 @@ class Dispatcher:
         if now > self._forget_left_at:
             self._forget_left_at = math.inf
             self._receipts.forget_left()
+        self._room.expire(now)
         limit = now - limits.BRIDGE_EXPIRE_S
         for session in list(self._sessions.values()):
             if session.seen_at < limit:
@@ -113,25 +124,26 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ receiving
 
-    def take(self, peer: bytes, frames: Sequence[Any], n: int) -> None:
+    def take(self, peer: bytes, frames: Sequence[Any], n: int, source: Any = None) -> None:
         """Takes a message.
 
         Args:
             peer: Who sent it, as `send` knows it.
             frames: Its frames as buffers; if it has too many, only the first.
             n: How many it has.
+            source: What `who` says of whom it is from.
         """
         if peer in self._strangers:
             return
         try:
-            self._take(peer, frames, n)
-        except (ProtocolError, errors.VersionMismatchError) as error:
+            self._take(peer, frames, n, source)
+        except (ProtocolError, errors.VersionMismatchError, errors.StoreLimitError) as error:
             self._refuse(peer, error)
         except Exception as error:  # whatever it is, it must not cost anybody else anything
             _log.exception("%s: a message could not be dealt with", self.endpoint)
             self._refuse(peer, ProtocolError(f"the server failed: {type(error).__name__}: {error}"))
 
-    def _take(self, peer: bytes, frames: Sequence[Any], n: int) -> None:
+    def _take(self, peer: bytes, frames: Sequence[Any], n: int, source: Any) -> None:
         if n < 2:
             raise ProtocolError(f"a message of {n} frames")
         header = protocol.read_header(frames[0])
@@ -141,7 +153,7 @@ class Dispatcher:
         reader = Reader(frames[1], frames[2:])
         session = self._peers.get(peer)
         if header.kind == Kind.HELLO:
-            self._hello(peer, header, reader)
+            self._hello(peer, reader, source)
             return
         if session is None:
             raise ProtocolError(f"a message of kind {header.kind.name} before HELLO")
@@ -161,6 +173,12 @@ class Dispatcher:
                 if reader.u8():
                     session.receipts.caught_up()
                 self._send(session, protocol.encode(Kind.PONG, Writer()))
+            case Kind.ROOM:
+                nbytes = reader.u64()
+                if session in self._asked or nbytes > limits.BRIDGE_MESSAGE_BYTES:
+                    raise ProtocolError(f"room asked for {nbytes} bytes, or for more at once")
+                self._asked.add(session)
+                self._room.ask(session, nbytes)
             case Kind.RELEASE:
                 self._release(session, reader.u64())
             case Kind.CANCEL:
@@ -173,7 +191,7 @@ class Dispatcher:
                 raise ProtocolError(f"a client does not send {header.kind.name}")
         reader.finish()
 
-    def _hello(self, peer: bytes, header: Header, reader: Reader) -> None:
+    def _hello(self, peer: bytes, reader: Reader, source: Any) -> None:
         least, most = reader.u16(), reader.u16()
         identity, generation = bytes(reader.take(16)), reader.u64()
         received, compress = reader.u64(), reader.u8()
@@ -200,9 +218,11 @@ class Dispatcher:
                 # Of another store, or given up: it is told another generation than it knows.
                 self._send_to(peer, protocol.encode(Kind.WELCOME, self._welcome(1, 0, False)))
                 return
-            session = self._new_session(identity, bool(compress), received)
+            who = self._who(source)
+            session = self._new_session(identity, bool(compress), received, who)
         if session.peer is not None:
             self._peers.pop(session.peer, None)
+        self._forget_room(session)
         session.peer = peer
         session.reachable = True
         session.backlog.clear()
@@ -217,6 +237,16 @@ class Dispatcher:
         for sequence in sorted(session.answers):
             self._send(session, session.answers[sequence])
 
+    def _go(self, session: Session) -> None:
+        """There is room for what a client has."""
+        self._send(session, protocol.encode(Kind.GO, Writer()))
+
+    def _forget_room(self, session: Session) -> None:
+        """What a client had asked for room for has come, or it has another connection, or none."""
+        if session in self._asked:
+            self._asked.discard(session)
+            self._room.forget(session)
+
     def _worker_for(self, identity: bytes, generation: int) -> int | None:
         """Which process serves a client that this one does not know yet; None: none does."""
         if generation == 0:
@@ -229,16 +259,22 @@ class Dispatcher:
             return self._worker
         return self._receipts.worker_of(identity)
 
-    def _new_session(self, identity: bytes, compress: bool, received: int) -> Session:
-        if len(self._sessions) >= limits.BRIDGE_SESSIONS:
-            raise ProtocolError(f"the bridge has {limits.BRIDGE_SESSIONS} clients already")
-        left = self._receipts.left.pop(identity, None)
+    def _new_session(self, identity: bytes, compress: bool, received: int, who: str) -> Session:
+        left = self._receipts.left.get(identity)
+        if left is None and not self._clients.may_take(who):
+            raise errors.StoreLimitError(
+                f"Got a client too many: {self._clients.describe(who)} of the"
+                f" {limits.BRIDGE_SESSIONS} that a process of the bridge serves; expected fewer of"
+                " one host, or key. Share a client between threads, or close some."
+            )
+        self._receipts.left.pop(identity, None)
         try:
             receipts = ClientReceipts(self._receipts, identity, left)
         except errors.ReverbError as error:
             raise ProtocolError(f"no room for another client: {error}") from None
-        session = Session(identity, compress and self._compress, receipts, received)
+        session = Session(identity, compress and self._compress, receipts, received, who)
         self._sessions[identity] = session
+        self._clients.take(who)
         return session
 
     def _welcome(self, generation: int, received: int, known: bool) -> Writer:
@@ -257,6 +293,8 @@ class Dispatcher:
 
     def _request(self, session: Session, header: Header, reader: Reader) -> None:
         sequence = header.sequence
+        if header.total > limits.BRIDGE_ASK_BYTES:
+            self._forget_room(session)
         if sequence <= session.received:
             return  # it came before, and is answered once it is done
         if sequence != session.received + 1:
@@ -419,8 +457,10 @@ class Dispatcher:
 
     def _drop(self, session: Session) -> None:
         """Ends a session: what it waits for is given up, what it did not deliver goes back."""
-        self._sessions.pop(session.identity, None)
+        if self._sessions.pop(session.identity, None) is not None:
+            self._clients.give(session.who)
         self._behind.discard(session)
+        self._forget_room(session)
         if session.peer is not None:
             self._peers.pop(session.peer, None)
         for task in list(session.tasks.values()):
@@ -445,6 +485,7 @@ class Dispatcher:
                     lost,
                 )
         for channel in session.channels.values():
+            self._channels.forget(session)
             session.receipts.close_some((channel.receipt, *channel.refusals.left()))
         session.receipts.close()
         session.tasks.clear()

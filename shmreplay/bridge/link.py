@@ -261,7 +261,9 @@ class Link(LinkThread):
             return
         self._have_done(lambda: self._broken("it does not take what a call gave up on"))
         if not _have_gone(pending.lent):
-            _log.warning("%s: arrays of a call that was given up are still being sent", self.address)
+            _log.warning(
+                "%s: arrays of a call that was given up are still being sent", self.address
+            )
 
     def _have_done(self, action: Callable[[], None]) -> None:
         """Has something done by the link's thread, if it still runs."""

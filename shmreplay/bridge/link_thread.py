@@ -8,6 +8,7 @@ sent again, after what the writers' logs have; the store knows which of the inse
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 import secrets
@@ -38,6 +39,15 @@ _ATTEMPTS_ELSEWHERE = 4
 _ANSWERS = frozenset((Kind.REPLY, Kind.FAILURE))
 # Requests that are with the server; it keeps some more whose answers are not confirmed.
 _MOST_SENT = limits.BRIDGE_REQUESTS - 2 * _SAY_AFTER
+
+
+class _Room(enum.Enum):
+    """Whether the server has room for a large message."""
+
+    NONE = enum.auto()
+    """It was not asked."""
+    ASKED = enum.auto()
+    GIVEN = enum.auto()
 
 
 class LinkThread:
@@ -101,6 +111,7 @@ class LinkThread:
         self._goes_to = address
         self._attempts = 0
         self._connected = False
+        self._room = _Room.NONE
         self._down_since = time.monotonic()
         self._heard_at = 0.0
         self._said_at = 0.0
@@ -291,17 +302,31 @@ class LinkThread:
                 if not self._outbox:
                     return
                 entry = self._outbox[0]
-                if isinstance(entry, Pending):
+                if isinstance(entry, Pending) and entry.sequence == 0:
                     # Of what is said again there may be more than may be on its way at once.
                     much = is_much(self._bytes_open, entry.nbytes)
                     if self._open and (much or len(self._open) >= _MOST_SENT):
                         return
+                if isinstance(entry, Pending) and entry.nbytes > limits.BRIDGE_ASK_BYTES:
+                    if not self._may_send_much(entry.nbytes):
+                        return
+                if isinstance(entry, Pending) and entry.sequence == 0:
                     self._number_it(entry)
                 self._outbox.popleft()
             if isinstance(entry, list):
                 self._send(entry)
             else:
                 self._send_request(entry)
+
+    def _may_send_much(self, nbytes: int) -> bool:
+        """Whether the server has room for a message of so many bytes; asks it where it must."""
+        if self._room == _Room.GIVEN:
+            self._room = _Room.NONE
+            return True
+        if self._room == _Room.NONE:
+            self._room = _Room.ASKED
+            self._send(protocol.encode(Kind.ROOM, body_of(nbytes)))
+        return False
 
     def _number_it(self, pending: Pending) -> None:
         self._behind = max(self._behind - 1, 0)
@@ -350,6 +375,8 @@ class LinkThread:
     def _take(self, header: Header, reader: Reader) -> None:
         if header.kind in _ANSWERS:
             self._take_answer(header, reader)
+        elif header.kind == Kind.GO:
+            self._room = _Room.GIVEN if self._room == _Room.ASKED else self._room
         elif header.kind == Kind.WELCOME:
             self._take_welcome(reader)
         elif header.kind == Kind.REDIRECT:
@@ -406,21 +433,28 @@ class LinkThread:
             return
         self._generation = generation
         self._connected = True
+        self._room = _Room.NONE
         self._attempts = 0
         self.connections += 1
         with self._lock:
             # In order: first what was on its way, then what was never sent. What has no answer may
             # get lost.
-            unsent = [entry for entry in self._outbox if isinstance(entry, Pending)]
+            unsent = [
+                entry
+                for entry in self._outbox
+                if isinstance(entry, Pending) and entry.sequence == 0
+            ]
             self._outbox.clear()
-            self._outbox.extend(self._say_again(received, unsent) if anew else unsent)
-            waiting = [] if anew else sorted(self._open)
-        for sequence in waiting:
-            pending = self._open[sequence]
-            if self._connected and sequence > received:
-                self._send_request(pending)
-            elif self._connected and pending.cancelled:
-                self._send(protocol.encode(Kind.CANCEL, body_of(sequence)))
+            if anew:
+                self._outbox.extend(self._say_again(received, unsent))
+            else:
+                for sequence in sorted(self._open):
+                    pending = self._open[sequence]
+                    if sequence > received:
+                        self._outbox.append(pending)
+                    elif pending.cancelled:
+                        self._outbox.append(protocol.encode(Kind.CANCEL, body_of(sequence)))
+                self._outbox.extend(unsent)
         if self.welcome is None:
             self.welcome = reader
             self._welcomed.set()

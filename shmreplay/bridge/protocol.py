@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 MAGIC: Final = b"SRB\x1a"
-VERSION: Final = 3
+VERSION: Final = 4
 """The one version that this package speaks. A peer that speaks none in common is told so."""
 
 HEADER: Final = struct.Struct("<4sHHIIQQQ")
@@ -66,6 +66,8 @@ class Kind(enum.IntEnum):
     REDIRECT = 9
     REPLY = 10
     FAILURE = 11
+    ROOM = 12
+    GO = 13
     INSERT_BATCH = 20
     SAMPLE = 21
     UPDATE = 22
@@ -236,6 +238,7 @@ _ERRORS: Final[tuple[type[errors.ReverbError], ...]] = (
     errors.ProtocolError,
     errors.CheckpointError,
     errors.ExtensionError,
+    errors.OutOfMemoryError,
 )
 # Of a message, and notes of one error: what a person reads.
 _ERROR_LENGTH: Final = 4096

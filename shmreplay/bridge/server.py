@@ -97,7 +97,9 @@ class BridgeServer:
     def start(self, store_address: str) -> None:
         """Serves the store at `'shm://NAME'`."""
         self._dispatcher = Dispatcher(
-            store_address, self.endpoint, self._compress, self._send, *self._place
+            *(store_address, self.endpoint, self._compress, self._send),
+            *self._place,
+            who=sockets.peer_of,
         )
         self._thread = threading.Thread(target=self._run, name="shmreplay-bridge", daemon=True)
         self._thread.start()
@@ -199,7 +201,8 @@ class BridgeServer:
             if message is None:
                 return
             frames, n = message
-            self._dispatcher.take(frames[0].bytes, [frame.buffer for frame in frames[1:]], n - 1)
+            buffers = [frame.buffer for frame in frames[1:]]
+            self._dispatcher.take(frames[0].bytes, buffers, n - 1, frames[-1])
 
     def _send(self, peer: bytes, frames: list[Any]) -> Sent:
         """Sends to a peer, if it takes more and is still there."""

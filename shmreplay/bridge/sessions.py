@@ -20,7 +20,12 @@ class Session:
     """A remote client: what it asked for, what it was answered, its writers."""
 
     def __init__(
-        self, identity: bytes, compress: bool, receipts: ClientReceipts, received: int
+        self,
+        identity: bytes,
+        compress: bool,
+        receipts: ClientReceipts,
+        received: int,
+        who: str = "",
     ) -> None:
         """A client that is new to this process.
 
@@ -29,7 +34,9 @@ class Session:
             compress: Whether it wants arrays compressed.
             receipts: What the store remembers of it.
             received: Number of the last request that it sent to another process.
+            who: The host or the key that it came from first.
         """
+        self.who = who
         self.receipts = receipts
         self.identity = identity
         self.generation = 1 + secrets.randbelow(2**64 - 1)

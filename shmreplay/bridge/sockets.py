@@ -10,7 +10,7 @@ import zmq
 
 from shmreplay import limits
 
-__all__ = ["keep_memory", "readable", "receive", "send", "send_lent", "wait"]
+__all__ = ["keep_memory", "peer_of", "readable", "receive", "send", "send_lent", "wait"]
 
 Socket = zmq.Socket[bytes]
 
@@ -87,6 +87,18 @@ def receive(entry: Sequence[tuple[Any, int]], most: int) -> tuple[list[zmq.Frame
         if n <= most:
             frames.append(frame)
     return frames, n
+
+
+def peer_of(frame: zmq.Frame) -> str:
+    """Who sent a frame: the public key where keys are used, else the host's address."""
+    for name in ("User-Id", "Peer-Address"):
+        try:
+            found = frame.get(name)
+        except zmq.ZMQError:  # it has no such property
+            continue
+        if found:
+            return str(found)
+    return ""
 
 
 def readable(source: Any) -> tuple[Any, int]:

@@ -19,11 +19,11 @@ ONLY = (protocol.VERSION, protocol.VERSION)
 class Peer:
     """A bare DEALER."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
         self._context: zmq.Context[Any] = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.linger = 0
-        self.socket.connect(f"tcp://127.0.0.1:{port}")
+        self.socket.connect(f"tcp://{source}:0;127.0.0.1:{port}")
         self.identity = secrets.token_bytes(16)
         self.sequence = 0
 

@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from shmreplay.bridge import protocol
 from shmreplay.bridge.auth import ClientKeys, ServerKeys, keygen
 from shmreplay.bridge.protocol import HEADER, Kind
 from shmreplay.bridge.wire import Writer
-from tests.bridge.peer import Peer
+from tests.bridge.peer import Peer, hello_body
 from tests.conftest import free_port
 
 TABLE = "table"
@@ -251,6 +252,54 @@ def test_a_peer_that_does_not_read_costs_nobody_else_anything(
     # What is drawn for it is bounded.
     done = client.server_info()[TABLE].rate_limiter_info.sample_stats.completed - 200
     assert done * 80_000 <= limits.BRIDGE_SESSION_BYTES + 50 * 80_000
+
+
+def open_writer(peer: Peer, number: int) -> Kind:
+    body = Writer()
+    body.u32(number)
+    body.u32(1)
+    body.u8(0)
+    return peer.request(Kind.WRITER_OPEN, body)[0].kind
+
+
+def test_a_host_cannot_have_all_clients(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BRIDGE_SESSIONS", 8)
+    server = serve(table())
+    with ExitStack() as stack:
+
+        def say_hello(source: str) -> Kind:
+            return stack.enter_context(Peer(server.port, source)).hello().kind
+
+        assert [say_hello("127.0.0.1") for _ in range(5)] == 4 * [Kind.WELCOME] + [Kind.REFUSED]
+        assert [say_hello("127.0.0.2") for _ in range(3)] == 2 * [Kind.WELCOME] + [Kind.REFUSED]
+        assert say_hello("127.0.0.3") == Kind.WELCOME
+        # One that goes makes room, and what is said to whom gets none says why.
+        peer = stack.enter_context(Peer(server.port, "127.0.0.4"))
+        assert peer.hello().kind == Kind.WELCOME
+        late = stack.enter_context(Peer(server.port, "127.0.0.4"))
+        late.send(protocol.encode(Kind.HELLO, hello_body(late.identity)))
+        header, reader = late.receive()
+        error = protocol.decode_error(reader)
+        assert header.kind == Kind.REFUSED and isinstance(error, errors.StoreLimitError)
+        assert "1 of peer 127.0.0.4, 0 left" in str(error)
+
+
+def test_a_host_cannot_have_all_writers(serve: Serve, connect: Connect) -> None:
+    server = serve(table(), capacity=8 << 20)  # 128 of them
+    with ExitStack() as stack:
+        peers = [stack.enter_context(Peer(server.port, "127.0.0.2")) for _ in range(2)]
+        for peer in peers:
+            assert peer.hello().kind == Kind.WELCOME
+        kinds = [open_writer(peers[i % 2], 1 + i // 2) for i in range(70)]
+        assert kinds == 64 * [Kind.REPLY] + 6 * [Kind.FAILURE]
+        client = connect(server)
+        with client.trajectory_writer(1) as writer:
+            writer.append({"x": 1})
+        body = Writer()
+        body.u32(1)
+        assert peers[0].request(Kind.WRITER_CLOSE, body)[0].kind == Kind.REPLY
+        assert open_writer(peers[1], 100) == Kind.REPLY
+        assert open_writer(peers[1], 101) == Kind.FAILURE
 
 
 def test_a_session_of_somebody_else_is_not_found_by_guessing(

@@ -1,4 +1,4 @@
-"""Messages as version 3 of the protocol writes them; `frames_v3.json` has their bytes.
+"""Messages as version 4 of the protocol writes them; `frames_v4.json` has their bytes.
 
 Run it to write that file anew, which only a new version of the protocol may ask for.
 """
@@ -16,15 +16,15 @@ from shmreplay.bridge import protocol
 from shmreplay.bridge.protocol import CHANGE, ITEM, LISTED, REFERENCE, REPLACE, SQUEEZED, Kind, Op
 from shmreplay.bridge.wire import Writer
 
-FILE = Path(__file__).with_name("frames_v3.json")
+FILE = Path(__file__).with_name("frames_v4.json")
 
 SCHEMA = '["dict",[["x",["leaf",[11,[3],false]]]]]'
 
 
 def hello() -> Writer:
     body = Writer()
-    body.u16(3)
-    body.u16(3)
+    body.u16(4)
+    body.u16(4)
     body.meta += bytes(range(16))
     body.u64(0)
     body.u64(0)
@@ -230,6 +230,8 @@ def messages() -> dict[str, list[bytes]]:
         "ping": (Kind.PING, numbers(("u32", 1), ("u64", 9), ("u8", 1)), 0),
         "release": (Kind.RELEASE, numbers(("u64", 6)), 0),
         "cancel": (Kind.CANCEL, numbers(("u64", 6)), 0),
+        "room": (Kind.ROOM, numbers(("u64", 2**23)), 0),
+        "go": (Kind.GO, Writer(), 0),
         "failure": (Kind.FAILURE, failure(), 4),
         "bye": (Kind.BYE, Writer(), 0),
     }
