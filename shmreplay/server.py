@@ -90,7 +90,8 @@ class Server:
         compress: Compress what is sent to clients that ask for it, where that makes it smaller.
         bridge_workers: Processes that serve remote clients, each at a port of its own: `port`,
             `port + 1`, ..., all of which clients must be able to reach. One that dies is started
-            anew, and its clients go on. 0: a thread of this process serves them.
+            anew, and its clients go on. 0: a thread of this process serves them, whose memory a
+            peer that means harm can use up. None: 1 where other hosts reach `bind`, else 0.
 
     Raises:
         InvalidArgumentError: No tables, equal names, a port or capacity out of range; what only
@@ -119,7 +120,7 @@ class Server:
         auth: Any = None,
         insecure: bool = False,
         compress: bool = True,
-        bridge_workers: int = 0,
+        bridge_workers: int | None = None,
     ) -> None:
         """Makes the store, or takes it over."""
         path = None if path is None else store_file.checked_path(path)
@@ -130,7 +131,7 @@ class Server:
         _prepare_extensions(checked or ())
         workers = _checked_workers(bridge_workers)
         if port is None:
-            _refuse_without_bridge(bind=bind, auth=auth, insecure=insecure, bridge_workers=workers)
+            _refuse_without_bridge(bind, auth, insecure, workers or 0)
         known = self._take_port(port, recover)
         options = (workers, bind, auth, insecure, compress) if port is not None else None
         store, recovered = self._make_store(checked, (capacity, path), recover, options, settings)
@@ -162,7 +163,7 @@ class Server:
         tables: Sequence[Table] | None,
         place: tuple[int | None, str | None],
         recover: bool,
-        bridge: tuple[int, str, Any, bool, bool] | None,
+        bridge: tuple[int | None, str, Any, bool, bool] | None,
         settings: CheckpointSettings,
     ) -> tuple[Store, bool]:
         """Makes or takes over the store, once the bridge, if there is to be one, listens.
@@ -413,8 +414,9 @@ def _name_of(name: str | None, recover: bool, path: str | None) -> str:
     return f"{os.getpid()}-{secrets.token_hex(4)}" if name is None else name
 
 
-def _refuse_without_bridge(**given: Any) -> None:
+def _refuse_without_bridge(bind: str, auth: Any, insecure: bool, workers: int) -> None:
     """Refuses what only a bridge has a use for: who gives it believes that there is one."""
+    given = {"bind": bind, "auth": auth, "insecure": insecure, "bridge_workers": workers}
     defaults = {"bind": "127.0.0.1", "auth": None, "insecure": False, "bridge_workers": 0}
     without_use = [f"{name}={value!r}" for name, value in given.items() if value != defaults[name]]
     if without_use:
@@ -424,7 +426,9 @@ def _refuse_without_bridge(**given: Any) -> None:
         )
 
 
-def _checked_workers(value: Any) -> int:
+def _checked_workers(value: Any) -> int | None:
+    if value is None:
+        return None
     workers = limits.checked_int("bridge_workers", value)
     if not 0 <= workers <= limits.BRIDGE_PROCESSES:
         raise errors.InvalidArgumentError(
@@ -435,12 +439,19 @@ def _checked_workers(value: Any) -> int:
 
 
 def _bind_bridge(
-    port: int, workers: int, bind: str, auth: Any, insecure: bool, compress: bool
+    port: int, workers: int | None, bind: str, auth: Any, insecure: bool, compress: bool
 ) -> Any:
-    """A bridge that listens already. Imported here: a server without one does not need ZeroMQ."""
-    from shmreplay.bridge.server import BridgeServer
+    """A bridge that listens already. Imported here: a server without one does not need ZeroMQ.
+
+    Nothing bounds what libzmq gathers of a message without end but the memory of its process: that
+    should not be the server's where others than this machine's processes can send one.
+    """
+    from shmreplay.bridge.server import BridgeServer, check_address, is_loopback
 
     options: Any = {"bind": bind, "keys": auth, "insecure": insecure, "compress": compress}
+    check_address(bind, auth, insecure)
+    if workers is None:
+        workers = 0 if is_loopback(bind) else 1
     if workers == 0:
         return BridgeServer(port, **options)
     from shmreplay.bridge.workers import BridgeWorkers

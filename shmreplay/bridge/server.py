@@ -18,7 +18,7 @@ from shmreplay.bridge import auth, sockets
 from shmreplay.bridge.dispatch import Dispatcher, Sent
 from shmreplay.errors import InvalidArgumentError
 
-__all__ = ["BridgeServer"]
+__all__ = ["BridgeServer", "check_address", "is_loopback"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,13 +27,28 @@ _MESSAGES_A_TURN = 256
 _LINGER_MS = 500
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether no other host can reach what listens on this address."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def check_address(bind: str, keys: object, insecure: bool) -> None:
+    """Refuses an address that others can reach without keys.
+
+    Raises:
+        InvalidArgumentError: It is one.
+    """
+    if keys is None and not insecure and not is_loopback(bind):
+        raise InvalidArgumentError(
+            f"bind={bind!r} lets other hosts in, and without keys anybody there can read and"
+            " change every table; expected keys. Give auth=ServerKeys(...), or say"
+            " insecure=True if the network is trusted."
+        )
 
 
 class BridgeServer:
@@ -70,12 +85,7 @@ class BridgeServer:
             ArgumentTypeError: The keys are something else.
             AuthenticationError: The keys cannot be used.
         """
-        if keys is None and not insecure and not _is_loopback(bind):
-            raise InvalidArgumentError(
-                f"bind={bind!r} lets other hosts in, and without keys anybody there can read and"
-                " change every table; expected keys. Give auth=ServerKeys(...), or say"
-                " insecure=True if the network is trusted."
-            )
+        check_address(bind, keys, insecure)
         auth.check_type(keys, auth.ServerKeys)
         host = f"[{bind}]" if ":" in bind and not bind.startswith("[") else bind
         self.endpoint = f"tcp://{host}:{port}"

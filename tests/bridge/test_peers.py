@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 import stat
 import time
@@ -21,6 +22,7 @@ from shmreplay import errors, limits, rate_limiters, selectors
 from shmreplay.bridge import protocol
 from shmreplay.bridge.auth import ClientKeys, ServerKeys, keygen
 from shmreplay.bridge.protocol import HEADER, Kind
+from shmreplay.bridge.server import BridgeServer
 from shmreplay.bridge.wire import Writer
 from tests.bridge.peer import Peer, hello_body
 from tests.conftest import free_port
@@ -47,6 +49,20 @@ def test_bind_to_other_hosts_needs_keys(make_server: Callable[..., reverb.Server
     server = make_server([table()], port=free_port(), bind="0.0.0.0", insecure=True)
     with reverb.Client(f"tcp://127.0.0.1:{server.port}") as client:
         assert TABLE in client.server_info()
+
+
+def test_what_others_reach_is_a_process_of_its_own(
+    make_server: Callable[..., reverb.Server],
+) -> None:
+    """Nothing but the memory of its process bounds a message without end."""
+    outside: dict[str, Any] = {"bind": "0.0.0.0", "insecure": True}
+    server: Any = make_server([table()], port=free_port(), **outside)
+    (pid,) = server._bridge.pids
+    assert pid != os.getpid()
+    assert resource.prlimit(pid, resource.RLIMIT_DATA)[0] <= limits.BRIDGE_PROCESS_BYTES
+    for options in ({**outside, "bridge_workers": 0}, {}):
+        server = make_server([table()], port=free_port(), **options)
+        assert isinstance(server._bridge, BridgeServer)
 
 
 def test_address_that_cannot_be_bound(make_server: Callable[..., reverb.Server]) -> None:

@@ -16,6 +16,7 @@ from shmreplay.bridge.protocol import CHANGE, Kind
 from shmreplay.bridge.wire import Reader, Writer
 from shmreplay.extensions import ExtensionItem
 from tests.bridge.peer import Peer
+from tests.process.servants import wait_until
 from tests.tables import PATIENCE, Gate, usual_table
 
 Serve = Callable[..., reverb.Server]
@@ -254,7 +255,10 @@ def test_what_is_not_sampled_again_stays_until_it_was_delivered(
         peer.hello()
         header, reader = peer.request(Kind.SAMPLE, ask)
         assert (header.kind, reader.u8()) == (Kind.REPLY, 1)
+        sessions = server._bridge._dispatcher._sessions
         peer.send(protocol.encode(Kind.BYE, Writer()))
+        # What comes first would be a matter of luck.
+        wait_until(lambda: len(sessions) == 1, "the peer is gone")
         # Of what it did not take leave with, nothing is lost.
         got = client.sample_batch("t", 6, timeout=PATIENCE).data["x"].tolist()
         while len(got) < 6:
