@@ -24,6 +24,7 @@ __all__ = [
     "Buffer",
     "Column",
     "ColumnHistory",
+    "Incoming",
     "Session",
     "StackPlan",
     "Store",
@@ -31,6 +32,7 @@ __all__ = [
     "TrajectoryColumn",
     "Window",
     "WriterCore",
+    "append_elsewhere",
     "borrowers",
     "checkpointer",
     "dtype_of_code",
@@ -72,6 +74,9 @@ __all__ = [
     "slot_bits_fit",
     "slots_used",
     "snapshot",
+    "stage_item",
+    "stage_step",
+    "step_bytes",
     "store_bytes",
 ]
 
@@ -538,6 +543,31 @@ class WriterCore:
     def finish_episode(self, clear_buffers: bool) -> None: ...
     def configure_column(self, path: _Path, keep: int, max_rows: int | None) -> None: ...
     def shut(self) -> int: ...
+
+def stage_step(
+    writer: WriterCore, numbers: tuple[int, ...], buffers: list[bytearray], data: Any
+) -> bool: ...
+def step_bytes(
+    writer: WriterCore, numbers: tuple[int, ...], data: Any
+) -> list[bytes | memoryview] | None: ...
+def append_elsewhere(writer: WriterCore) -> None: ...
+def stage_item(
+    writer: WriterCore,
+    records: bytearray,
+    number: int,
+    schemas: dict[int, int],
+    table: str,
+    priority: float | None,
+    trajectory: Any,
+) -> bool: ...
+
+@disjoint_base
+class Incoming:
+    def __init__(self, number: int) -> None: ...
+    def learn(self, writer: WriterCore, table: int, schema: int, trajectory: Any) -> None: ...
+    def take(
+        self, writer: WriterCore, meta: Any, at: int, receipt: int, first: int
+    ) -> tuple[bytes, int]: ...
 
 @disjoint_base
 class StructuredCore:

@@ -25,7 +25,7 @@ from cpython.bytearray cimport (
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Size
 from cpython.object cimport PyObject
-from libc.math cimport INFINITY, NAN, fabs
+from libc.math cimport INFINITY, NAN, fabs, isnan
 from libc.string cimport memcmp
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -78,6 +78,7 @@ __all__ = [
     "Buffer",
     "Column",
     "ColumnHistory",
+    "Incoming",
     "Session",
     "StackPlan",
     "Store",
@@ -85,6 +86,7 @@ __all__ = [
     "TrajectoryColumn",
     "Window",
     "WriterCore",
+    "append_elsewhere",
     "borrowers",
     "checkpointer",
     "dtype_of_code",
@@ -126,6 +128,9 @@ __all__ = [
     "slot_bits_fit",
     "slots_used",
     "snapshot",
+    "stage_item",
+    "stage_step",
+    "step_bytes",
     "store_bytes",
 ]
 
@@ -182,6 +187,8 @@ include "_binding/row_writer.pxi"
 include "_binding/step_writer.pxi"
 include "_binding/item_writer.pxi"
 include "_binding/writer.pxi"
+include "_binding/outgoing.pxi"
+include "_binding/incoming.pxi"
 include "_binding/pattern_plan.pxi"
 include "_binding/structured.pxi"
 include "_binding/checkpoint.pxi"

@@ -399,7 +399,7 @@ class LinkThread:
             # One that cannot be read ends the link, and who waits for it is told as all are.
             error = protocol.decode_error(reader) if header.kind == Kind.FAILURE else None
             if error is None and pending.log is not None and pending.entry is not None:
-                item, pending.states = read_written(reader, pending.entry.items)
+                item, pending.states, pending.failures = read_written(reader, pending.entry.items)
                 pending.log.answered(pending.entry, item)
             del self._open[header.sequence]
             self._waiting -= 1

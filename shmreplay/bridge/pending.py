@@ -19,8 +19,8 @@ from shmreplay.bridge.wire import Reader, Writer
 
 __all__ = ["Entry", "Pending", "State", "WriterLog", "read_written"]
 
-State = tuple[int, int, errors.ReverbError | None]
-"""What became of an item, its key, and what was wrong with it."""
+State = tuple[int, int]
+"""What became of an item, and its key."""
 
 # Entries that are looked at, at least, before all of a log are.
 _COMPACT_FROM = 32
@@ -37,6 +37,7 @@ class Pending:
         "done",
         "entry",
         "error",
+        "failures",
         "frames",
         "kind",
         "lent",
@@ -68,6 +69,8 @@ class Pending:
         self.error: BaseException | None = None
         self.states: list[State] = []
         """Of the items of a message of a writer."""
+        self.failures: dict[int, errors.ReverbError] = {}
+        """What was wrong with those that were refused, by their place in it."""
         self.log: WriterLog | None = None
         self.entry: Entry | None = None
         """Where it is noted, of a message of a writer."""
@@ -218,11 +221,9 @@ class WriterLog:
     def answered(self, entry: Entry, settled: int) -> None:
         """A message was answered: items up to `settled` are settled, and `states` are known."""
         self.settled = max(self.settled, settled)
-        numbers = range(entry.first, entry.first + entry.items)
-        failed = (
-            n for n, state in zip(numbers, entry.pending.states, strict=True) if state[0] == FAILED
-        )
-        self.refused = {n for n in (*self.refused, *failed) if n > self.settled}
+        failed = [entry.first + place for place in entry.pending.failures]
+        if failed or self.refused:
+            self.refused = {n for n in (*self.refused, *failed) if n > self.settled}
 
     # ------------------------------------------------------------------ saying it again
 
@@ -275,15 +276,21 @@ class WriterLog:
         self._check(pending)
         if pending.reader is None:
             return
-        _, states = read_written(pending.reader, entry.items)
-        for number, (_, _, error) in enumerate(states, entry.first):
-            if error is not None and number > self.settled and number not in self.refused:
+        for place, error in read_written(pending.reader, entry.items)[2].items():
+            number = entry.first + place
+            if number > self.settled and number not in self.refused:
                 self.refused = {*self.refused, number}
                 self.item_failed(error)
 
 
-def read_written(reader: Reader, items: int) -> tuple[int, list[State]]:
-    """Takes an answer to WRITE apart: up to where items are settled, what became of those in it.
+def read_written(
+    reader: Reader, items: int
+) -> tuple[int, list[State], dict[int, errors.ReverbError]]:
+    """Takes an answer to WRITE apart.
+
+    Returns:
+        Up to where items are settled, what became of those in it, and what was wrong with those
+        that were refused, by their place in it.
 
     Raises:
         ProtocolError: It does not speak of so many items.
@@ -292,11 +299,19 @@ def read_written(reader: Reader, items: int) -> tuple[int, list[State]]:
     if n != items:
         raise errors.ProtocolError(f"an answer about {n} items; {items} were sent")
     states: list[State] = []
-    for _ in range(n):
-        state, key = reader.unpack(STATE)
-        states.append((state, key, decode_error(reader) if state == FAILED else None))
+    failures: dict[int, errors.ReverbError] = {}
+    if reader.left == n * STATE.size:  # as where nothing was refused: that has an error behind it
+        states += STATE.iter_unpack(reader.rest())
+        failed = any(state == FAILED for state, _ in states)
+        if failed:
+            raise errors.ProtocolError("an answer about an item that was refused says not why")
+    else:
+        for place in range(n):
+            states.append(reader.unpack(STATE))
+            if states[-1][0] == FAILED:
+                failures[place] = decode_error(reader)
     reader.finish()
-    return settled, states
+    return settled, states, failures
 
 
 def frames_of(body: Writer) -> list[Any]:

@@ -45,6 +45,11 @@ class Refusals:
         """Whether an earlier process refused this item, and its client may not know."""
         return number in self._left
 
+    @property
+    def any(self) -> bool:
+        """Whether there is any such item."""
+        return bool(self._left)
+
     def said_again(self, number: int, sequence: int) -> int:
         """The code of such an item, which this request names."""
         receipt = self._left[number]

@@ -163,13 +163,14 @@ def _compressed(data: memoryview) -> bytes | None:
 class Reader:
     """Takes values out of a message. Every length is checked before it is used."""
 
-    __slots__ = ("_at", "_budget", "_end", "_meta", "_next", "_parts", "unpacked")
+    __slots__ = ("_budget", "_end", "_next", "_parts", "at", "meta", "unpacked")
 
     def __init__(self, meta: Any, parts: Sequence[Any] = ()) -> None:
         """Takes a meta part and the parts that follow it: bytes-like objects."""
-        self._meta = memoryview(meta)
-        self._end = len(self._meta)
-        self._at = 0
+        self.meta = memoryview(meta)
+        self._end = len(self.meta)
+        self.at = 0
+        """Bytes of the meta part that were read."""
         self._parts = parts
         self._next = 0
         self._budget = limits.BRIDGE_MESSAGE_BYTES
@@ -179,35 +180,40 @@ class Reader:
     @property
     def at_end(self) -> bool:
         """Whether the meta part has been read."""
-        return self._at >= self._end
+        return self.at >= self._end
+
+    @property
+    def left(self) -> int:
+        """Bytes of the meta part that were not read yet."""
+        return self._end - self.at
 
     def take(self, n: int) -> memoryview:
         """The next n bytes of the meta part."""
-        at = self._at
+        at = self.at
         if n > self._end - at:
             raise self._too_short()
-        self._at = at + n
-        return self._meta[at : at + n]
+        self.at = at + n
+        return self.meta[at : at + n]
 
     def _too_short(self) -> ProtocolError:
         return ProtocolError(f"a message ends after {self._end} bytes, in the middle of a value")
 
     def peek(self) -> int:
         """The next byte of the meta part, which there is; it stays."""
-        return self._meta[self._at]
+        return self.meta[self.at]
 
     def rest(self) -> memoryview:
         """What is left of the meta part."""
-        return self.take(self._end - self._at)
+        return self.take(self._end - self.at)
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         """The next fields of the meta part."""
-        at = self._at
+        at = self.at
         end = at + layout.size
         if end > self._end:
             raise self._too_short()
-        self._at = end
-        return layout.unpack_from(self._meta, at)
+        self.at = end
+        return layout.unpack_from(self.meta, at)
 
     def u8(self) -> int:
         """An unsigned byte."""

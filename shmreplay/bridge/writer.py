@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import zmq
 
 from shmreplay import errors, limits
+from shmreplay._native import append_elsewhere, stage_item, stage_step, step_bytes
 from shmreplay.binding_support import table_not_found
 from shmreplay.bridge.pending import Entry, Pending, WriterLog, frames_of
 from shmreplay.bridge.protocol import (
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["RemoteTrajectoryWriter"]
 
 _NAN: Final = float("nan")
+# Within so many seconds most messages are answered.
+_SOON_S: Final = 0.05
 
 
 class _Stream:
@@ -58,6 +61,8 @@ class _Stream:
         self.items = 0
         self.created = 0
         """Items of all messages so far."""
+        self.last: Pending | None = None
+        """The last message."""
         self.columns = 0
         self.counts: list[int] = []
         """Values of each column in all messages so far."""
@@ -145,7 +150,8 @@ class _Stream:
         def note(pending: Pending) -> tuple[WriterLog, Entry]:
             return self.log, Entry(pending, first, items, before, ends)
 
-        return self.link.post(Kind.WRITE, body, callback, wait=wait, note=note)
+        self.last = self.link.post(Kind.WRITE, body, callback, wait=wait, note=note)
+        return self.last
 
     def close(self) -> Pending | None:
         if self.closed or self.link.lost is not None or self.link.forked:
@@ -173,7 +179,13 @@ class _Run:
         self.buffers: list[Any] = [bytearray() for _ in numbers]
         self.close = close
         self.most = most
-        self.count = 0
+        self.room = most
+        """Steps that may still come."""
+
+    @property
+    def count(self) -> int:
+        """Steps."""
+        return self.most - self.room
 
 
 class RemoteTrajectoryWriter(TrajectoryWriter):
@@ -201,6 +213,8 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         # Held while steps and items get their order, never while waiting for an answer.
         self._order = threading.RLock()
         self._run: _Run | None = None
+        # Columns of the last step, where it was too large to wait for others.
+        self._alone: tuple[int, ...] | None = None
         self._items = bytearray()
         self._stream = _Stream(connection, num_keep_alive_refs, validate_items, asked)
 
@@ -213,14 +227,40 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             ArenaFullError: The server had no room for an earlier step. The writer is of no use any
                 more.
         """
+        stream = self._stream
         try:
             with self._order:
-                if self._stream.error is not None:
+                if stream.error is not None:
                     self._raise_remote()
-                super().append(data, partial_step=partial_step)
-                self._note_row(not partial_step)
+                if partial_step or not self._append_again(data):
+                    super().append(data, partial_step=partial_step)
+                    self._note_row(not partial_step)
         finally:
-            self._push_what_waits()
+            if stream.items:
+                self._push_what_waits()
+
+    def _append_again(self, data: Any) -> bool:
+        """Appends a step that is just like the last. False where it is not: nothing was done."""
+        run = self._run
+        if run is not None:
+            if run.room <= 1 or not run.close:
+                return False
+            if not stage_step(self, run.numbers, run.buffers, data):
+                return False
+            run.room -= 1
+            return True
+        if self._alone is None:
+            return False
+        views = step_bytes(self, self._alone, data)
+        if views is None:
+            return False
+        # In memory of libzmq's own: nobody has to be told that it was sent.
+        buffers = [zmq.Frame(view, copy=True) for view in views]
+        append_elsewhere(self)
+        run = self._run = _Run(self._alone, True, 1)
+        run.buffers = buffers
+        self._end_run(run)
+        return True
 
     def place_close(self, keep: bool) -> None:
         """Ends a step that was written in place."""
@@ -240,17 +280,23 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             self._encode_run()
             nbytes = sum(self.columns[k].row_bytes for k in numbers)
             run = self._run = _Run(numbers, close, steps_of_a_run(nbytes))
+            self._alone = numbers if run.most == 1 and close and numbers else None
         if run.most == 1 and numbers:
-            # A copy in memory of libzmq's own: nobody has to be told that it was sent.
             run.buffers = [zmq.Frame(view, copy=True) for view in self.row_views()]
         elif numbers:
             self.stage_row(run.buffers)
-        run.count += 1
-        if run.count >= run.most or not close:
-            self._encode_run()
-            stream = self._stream
-            if stream.nbytes >= limits.BRIDGE_RUN_BYTES and stream.worth_sending:
-                self._push()
+        if run.room <= 1 or not close:
+            self._end_run(run)
+        else:
+            run.room -= 1
+
+    def _end_run(self, run: _Run) -> None:
+        """The last step of a run was appended."""
+        run.room -= 1
+        self._encode_run()
+        stream = self._stream
+        if stream.nbytes >= limits.BRIDGE_RUN_BYTES and stream.worth_sending:
+            self._push()
 
     def _encode_run(self) -> None:
         """Puts the run into the message, and after it the items that were created meanwhile.
@@ -265,16 +311,17 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             stream = self._stream
             body.u8(Op.ROWS)
             body.u16(len(run.numbers))
+            steps = run.count
             for number in run.numbers:
                 body.u16(number)
                 body.u64(stream.counts[number])
-                stream.counts[number] += run.count
+                stream.counts[number] += steps
                 stream.ends[number] = stream.counts[number]
-            body.u32(run.count)
+            body.u32(steps)
             body.u8(1 if run.close else 0)
             for number, buffer in zip(run.numbers, run.buffers, strict=True):
                 column = self.columns[number]
-                body.raw(column.code, (run.count, *column.shape), buffer)
+                body.raw(column.code, (steps, *column.shape), buffer)
         body.meta += self._items
         self._items.clear()
 
@@ -317,6 +364,12 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
             The item's key; None where the limiter holds it back, and of a writer that was made
             with `confirm=False`: its items are on their way, and `flush` waits for them.
         """
+        if (
+            timeout is None
+            and not self._confirm
+            and self._create_again(table, priority, trajectory)
+        ):
+            return None
         number = self.tables.get(table) if isinstance(table, str) else None
         if number is None:
             raise table_not_found(table, self.tables, for_item=True)
@@ -331,6 +384,26 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         finally:
             self._push_what_waits()
         return self._key_of(pending, left, cancel=True) if self._confirm else None
+
+    def _create_again(self, table: str, priority: float | None, trajectory: Any) -> bool:
+        """Creates an item that is like one before. False where it is not: nothing was done."""
+        stream = self._stream
+        try:
+            with self._order:
+                if stream.error is not None or stream.item_error is not None:
+                    return False
+                if not stage_item(
+                    self, self._items, stream.number, stream.schemas, table, priority, trajectory
+                ):
+                    return False
+                stream.items += 1
+                # What the link's thread was asked to send waits for it until it pays.
+                if not stream.asked or stream.items >= limits.BRIDGE_RUN_STEPS:
+                    self._push_soon()
+                return True
+        finally:
+            if stream.missed:
+                self._push_what_waits()
 
     def replace_data(
         self, t: int, table: str, key: int, trajectory: Any, timeout: float | None = None
@@ -425,20 +498,22 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         """The key of the last item of a message, which was answered."""
         assert pending is not None
         self._remote.link.answer(pending, timeout, cancel=cancel)
-        *before, (state, key, error) = pending.states
-        for _, _, failed in before:
+        last = len(pending.states) - 1
+        state, key = pending.states[last]
+        for place, failed in pending.failures.items():
+            if place == last:
+                raise failed
             self._stream.item_error = self._stream.item_error or failed
-        if error is not None:
-            raise error
         # 0: the item was inserted by a server that died, and another one after it.
         return key if state == INSERTED else None
 
     # ------------------------------------------------------------------ sending
 
-    def push(self) -> None:
-        """Sends what was not sent yet."""
+    def push(self) -> tuple[Pending | None, int]:
+        """Sends what was not sent yet. Gives the last message, and how many items were sent."""
         with self._order:
             self._push()
+            return self._stream.last, self._stream.created
 
     def _push(self, wait: bool = True, awaited: bool = False) -> Pending | None:
         """Sends what there is; of `awaited`, the caller reads the answer."""
@@ -496,7 +571,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         if pending.error is not None:
             stream.fail(pending.error)
         elif not awaited:
-            for _, _, error in pending.states:
+            for error in pending.failures.values():
                 stream.item_error = stream.item_error or error
         # Whoever has the lock looks again after giving it back.
         if stream.items and stream.worth_sending and self._order.acquire(blocking=False):
@@ -554,15 +629,25 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
                 )
 
     def _wait_for(self, n: int, timeout_s: float | None, what: str) -> None:
-        """Waits until at most n items are held back at the server or on their way to it."""
+        """Waits until at most n items are held back at the server or on their way to it.
+
+        Mostly the answer to the last message says that none is. Where it does not, or takes long,
+        the server is asked.
+        """
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
         if timeout_s is not None:
             self._remote.link.wait_for_room(timeout_s)
-        self.push()
+        last, created = self.push()
         self._raise_remote()
+        if last is not None and not last.done:
+            last.wait(min(_SOON_S, max(end - time.monotonic(), 0.0)))
+            if last.done and last.error is None and self._stream.log.settled >= created:
+                self._raise_remote()
+                return
         body = Writer()
         body.u32(self._stream.number)
         body.u32(min(n, 2**32 - 1))
-        body.timeout(timeout_s)
+        body.timeout(round(max(end - time.monotonic(), 0.0), 3))  # as the error says it
         body.text(what)
         reader = self._remote.link.call(Kind.FLUSH, body, timeout_s)
         self._remote.link.settled(self._stream.log, reader.u64())

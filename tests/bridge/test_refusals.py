@@ -10,7 +10,7 @@ import pytest
 import shmreplay as reverb
 from shmreplay import errors, limits
 from shmreplay.bridge import protocol
-from shmreplay.bridge.pending import State, read_written
+from shmreplay.bridge.pending import read_written
 from shmreplay.bridge.protocol import ITEM, REFERENCE, REPLACE, SQUEEZED, Kind, Op
 from shmreplay.bridge.receipts import ClientReceipts, Receipts
 from shmreplay.bridge.refusals import Refusals
@@ -68,8 +68,9 @@ def written(items: list[str]) -> Writer:
     return body
 
 
-def states_of(reader: Reader, items: list[str]) -> list[State]:
-    return read_written(reader, len(items))[1]
+def states_of(reader: Reader, items: list[str]) -> tuple[list[int], dict[int, errors.ReverbError]]:
+    _, states, failures = read_written(reader, len(items))
+    return [state for state, _ in states], failures
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
@@ -85,7 +86,7 @@ def test_an_item_that_was_refused_is_not_taken_for_one_that_is_in(
         assert first.request(Kind.WRITER_OPEN, opened())[0].kind == Kind.REPLY
         header, reader = first.request(Kind.WRITE, written(items))
         assert header.kind == Kind.REPLY
-        before = states_of(reader, items)
+        before, why_before = states_of(reader, items)
     for _ in range(deaths):
         killed.replace()
         with Peer(killed.port) as peer:
@@ -94,11 +95,13 @@ def test_an_item_that_was_refused_is_not_taken_for_one_that_is_in(
             assert peer.request(Kind.WRITER_OPEN, opened())[0].kind == Kind.REPLY
             header, reader = peer.request(Kind.WRITE, written(items))
             assert header.kind == Kind.REPLY
-            after = states_of(reader, items)
-        assert [state for state, _, _ in after] == [state for state, _, _ in before]
-        assert [type(error) for _, _, error in after] == [type(error) for _, _, error in before]
-        assert isinstance(after[0][2], errors.WriterClosedError)
-        assert "not in the table" in str(after[0][2])
+            after, why = states_of(reader, items)
+        assert after == before
+        assert {k: type(error) for k, error in why.items()} == {
+            k: type(error) for k, error in why_before.items()
+        }
+        assert isinstance(why[0], errors.WriterClosedError)
+        assert "not in the table" in str(why[0])
     with reverb.Client(f"shm://{killed.name}") as client:
         assert client.server_info()[TABLE].current_size == n_good
         assert len(client.sample_batch(TABLE, n_good, timeout=DEADLINE).info.key) == n_good
