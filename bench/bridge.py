@@ -7,6 +7,7 @@ holds as more clients come than there are processors for.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import socket
 import statistics
@@ -89,8 +90,14 @@ def serve_table(ready: Any, stop: Any, port: int, size: int) -> None:
 
 
 def echo(ready: Any, stop: Any, port: int, size: int) -> None:
-    """Body of the bare server's process: a byte as the answer to a push, data to a pull."""
-    data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    """Body of the bare server's process: a byte as the answer to a push, data to a pull.
+
+    Data to pull are sent from where they are, each time others of as many as the table has: the
+    same ones each time would be read from the processor's cache, as those of no table are.
+    """
+    places = max(1, min(MOST_ITEMS, TABLE_BYTES // size))
+    data = np.random.default_rng(0).integers(0, 256, (places, size), np.uint8)
+    order = itertools.cycle(np.random.default_rng(1).permutation(places).tolist())
     zmq_context: zmq.Context[Any] = zmq.Context()
     router = zmq_context.socket(zmq.ROUTER)
     router.bind(f"tcp://127.0.0.1:{port}")
@@ -98,7 +105,8 @@ def echo(ready: Any, stop: Any, port: int, size: int) -> None:
     while not stop.is_set():
         while router.poll(50):
             peer, body = router.recv_multipart(copy=False)
-            router.send_multipart([peer, data if len(body) == 1 else b"k"], copy=False)
+            answer = data[next(order)] if len(body) == 1 else b"k"
+            router.send_multipart([peer, answer], copy=False)
     router.close(0)
     zmq_context.term()
 
@@ -130,10 +138,11 @@ def _items(stack: ExitStack, size: int, confirm: bool) -> Measure:
     step = {"x": np.random.default_rng(0).integers(0, 256, size, np.uint8)}
 
     def loop(calls: int) -> None:
-        for _ in range(calls * STREAM):
-            writer.append(step)
-            writer.create_item(library.TABLE, 1.0, {"x": writer.history["x"][-1]})
-        writer.flush()
+        for _ in range(calls):
+            for _ in range(STREAM):
+                writer.append(step)
+                writer.create_item(library.TABLE, 1.0, {"x": writer.history["x"][-1]})
+            writer.flush()
 
     return TimedLoop(loop)
 

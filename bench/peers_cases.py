@@ -113,8 +113,13 @@ Prepare = Callable[[ExitStack, Sizes], Measure]
 
 CLIENTS = (1, 4)
 CHECKPOINT_BYTES = 40_000
-REMOTE_CHUNK = 64
+REMOTE_CHUNK = 256
 """Items that a remote client confirms together."""
+
+
+def remote_chunk(size: int) -> int:
+    """The same of this size: as many are on their way at most."""
+    return max(1, min(REMOTE_CHUNK, 4_000_000 // size))
 
 
 def remote_batch(size: int) -> int:

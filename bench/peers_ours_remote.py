@@ -17,7 +17,6 @@ from bench.payloads import PAYLOADS, frames
 from bench.peers_cases import (
     CHECKPOINT_BYTES,
     CLIENTS,
-    REMOTE_CHUNK,
     Row,
     Sizes,
     by_item,
@@ -25,6 +24,7 @@ from bench.peers_cases import (
     in_chunks,
     payload_rows,
     remote_batch,
+    remote_chunk,
 )
 from bench.processes import Crew, Work
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import shmreplay
 
 NAME = "shmreplay bridge"
+BATCHES = "shmreplay bridge, insert_batch"
 CHECKPOINT = "shmreplay"
 AHEAD = 4
 
@@ -49,7 +50,21 @@ def inserting(stack: ExitStack, address: str, size: int) -> Work:
             writer.create_item(library.TABLE, 1.0, {"x": writer.history["x"][-1]})
         writer.flush()
 
-    chunk = max(1, min(REMOTE_CHUNK, 4_000_000 // size))
+    chunk = remote_chunk(size)
+    loop(chunk)
+    return Work(loop, chunk)
+
+
+def inserting_batches(stack: ExitStack, address: str, size: int) -> Work:
+    """A remote client that writes as many payloads a call as others confirm together."""
+    client = stack.enter_context(library.require().Client(address))
+    chunk = remote_chunk(size)
+    batch = payload_rows(size, chunk)
+
+    def loop(calls: int) -> None:
+        for _ in range(0, calls, chunk):
+            client.insert_batch(library.TABLE, batch)
+
     loop(chunk)
     return Work(loop, chunk)
 
@@ -152,6 +167,15 @@ ROWS: tuple[Row, ...] = (
         for size in PAYLOADS.values()
         for n in CLIENTS
         for what, work in (("insert", inserting), ("sample", sampling))
+    ),
+    *(
+        Row(
+            f"insert-{size}-{n}",
+            BATCHES,
+            partial(_remote, size=size, clients=n, work=inserting_batches),
+        )
+        for size in PAYLOADS.values()
+        for n in CLIENTS
     ),
     Row("checkpoint-save", CHECKPOINT, _save),
     Row("checkpoint-again", CHECKPOINT, _again),

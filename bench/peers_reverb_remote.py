@@ -24,6 +24,7 @@ from bench.peers_cases import (
     by_item,
     by_item_after,
     remote_batch,
+    remote_chunk,
 )
 from bench.peers_reverb import FAR, NEAR, Specs, address_of, batches_of, serve, steps_loop
 from bench.processes import Crew, Work
@@ -45,7 +46,7 @@ def _payload_loop(address: str, size: int) -> Any:
 def inserting(stack: ExitStack, address: str, size: int) -> Work:
     """A client that writes payloads one by one, confirmed together."""
     loop = _payload_loop(address, size)
-    chunk = max(1, min(REMOTE_CHUNK, 4_000_000 // size))
+    chunk = remote_chunk(size)
     loop(chunk)
     return Work(loop, chunk)
 

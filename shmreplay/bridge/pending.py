@@ -301,10 +301,10 @@ def read_written(
     states: list[State] = []
     failures: dict[int, errors.ReverbError] = {}
     if reader.left == n * STATE.size:  # as where nothing was refused: that has an error behind it
-        states += STATE.iter_unpack(reader.rest())
-        failed = any(state == FAILED for state, _ in states)
-        if failed:
-            raise errors.ProtocolError("an answer about an item that was refused says not why")
+        raw = bytes(reader.rest())
+        if FAILED in raw[:: STATE.size]:
+            raise errors.ProtocolError("an answer about an item that was refused does not say why")
+        states += STATE.iter_unpack(raw)
     else:
         for place in range(n):
             states.append(reader.unpack(STATE))

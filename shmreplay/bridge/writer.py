@@ -236,7 +236,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
                     super().append(data, partial_step=partial_step)
                     self._note_row(not partial_step)
         finally:
-            if stream.items:
+            if stream.missed:
                 self._push_what_waits()
 
     def _append_again(self, data: Any) -> bool:
@@ -558,11 +558,11 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         After one that failed as well: nobody else would.
         """
         stream = self._stream
-        if not stream.items or stream.error is not None or self.closed:
-            return
-        if stream.missed or (not stream.asked and stream.worth_sending):
+        while stream.missed and stream.error is None and not self.closed:
             with self._order:
-                self._push_soon()
+                stream.asked = stream.missed = False  # before it looks: that thread may come again
+                if stream.items and stream.worth_sending:
+                    self._push()
 
     def _answered(self, pending: Pending, awaited: bool) -> None:
         """A message was answered, on the link's thread: remember what failed, send what waits."""
@@ -573,9 +573,12 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         elif not awaited:
             for error in pending.failures.values():
                 stream.item_error = stream.item_error or error
-        # Whoever has the lock looks again after giving it back.
-        if stream.items and stream.worth_sending and self._order.acquire(blocking=False):
+        if not stream.items or not stream.worth_sending:
+            return
+        stream.missed = True  # whoever has the lock looks again after giving it back
+        if self._order.acquire(blocking=False):
             try:
+                stream.missed = False
                 if stream.items and stream.error is None:
                     self._push(wait=False)
             finally:
