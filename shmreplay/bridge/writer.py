@@ -136,7 +136,7 @@ class _Stream:
     @property
     def pays(self) -> bool:
         """Whether it is as much as is worth a message of its own."""
-        return self.items >= limits.BRIDGE_RUN_STEPS or self.nbytes >= limits.BRIDGE_RUN_BYTES
+        return self.items >= limits.BRIDGE_GATHER_ITEMS or self.nbytes >= limits.BRIDGE_RUN_BYTES
 
     def send(self, callback: Callable[[Pending], None], wait: bool) -> Pending | None:
         """Sends what there is."""
@@ -398,7 +398,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
                     return False
                 stream.items += 1
                 # What the link's thread was asked to send waits for it until it pays.
-                if not stream.asked or stream.items >= limits.BRIDGE_RUN_STEPS:
+                if not stream.asked or stream.items >= limits.BRIDGE_GATHER_ITEMS:
                     self._push_soon()
                 return True
         finally:

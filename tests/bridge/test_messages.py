@@ -15,6 +15,8 @@ import pytest
 
 import shmreplay as reverb
 from shmreplay import errors, limits
+from shmreplay._native import append_elsewhere
+from shmreplay.bridge import writer as writer_module
 from shmreplay.bridge.link import Link
 from shmreplay.bridge.protocol import Header, Kind
 from shmreplay.bridge.wire import Reader, Writer
@@ -111,6 +113,46 @@ def test_what_the_link_could_not_send_goes_with_the_next_item(
         assert writer._stream.missed
     write(writer, 2)
     assert stored(client, 1) == [2]
+    writer.close()
+
+
+def test_a_flush_of_items_that_get_in_asks_for_nothing_more(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "_SOON_S", DEADLINE)
+    client = connect(serve(table(max_times_sampled=1)))
+    writer = client.trajectory_writer(1, confirm=False)
+    link: Any = client._connected().link  # type: ignore[attr-defined]
+    before = link._sequence
+    with link_held_up(client):
+        for value in range(10):
+            write(writer, value)
+        flushing = threading.Thread(target=writer.flush)
+        flushing.start()
+    flushing.join(DEADLINE)
+    assert not flushing.is_alive()
+    assert link._sequence - before == 1
+    assert stored(client, 10) == list(range(10))
+    writer.close()
+
+
+def test_large_steps_alike_are_not_copied_into_the_private_store(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alike: list[Any] = []
+
+    def counted(writer: Any) -> None:
+        alike.append(writer)
+        append_elsewhere(writer)
+
+    monkeypatch.setattr(writer_module, "append_elsewhere", counted)
+    client = connect(serve(table(max_times_sampled=1), capacity=64 << 20))
+    writer = client.trajectory_writer(1, confirm=False)
+    for value in range(5):
+        write(writer, value, limits.BRIDGE_RUN_BYTES // 8 + 1)
+    writer.flush()
+    assert len(alike) == 4  # all but the first
+    assert stored(client, 5) == list(range(5))
     writer.close()
 
 
