@@ -39,6 +39,7 @@ INSERT_BATCH = "shmreplay insert_batch"
 SAMPLE_ONE = "shmreplay sample_batch, one after the other"
 SAMPLE_AHEAD = "shmreplay sampler"
 RAW_PUSH = "bare pyzmq, the same bytes pushed"
+RAW_PUSH_ONE = "bare pyzmq, the same bytes pushed one after the other"
 RAW_PULL = "bare pyzmq, the same bytes pulled"
 READY_SECONDS = 60.0
 SAMPLE_MEDIAN = "shmreplay sample_batch, the median"
@@ -265,6 +266,9 @@ def run(bench: Bench) -> None:
                 Contender(INSERT_STREAM, partial(_items, size=size, confirm=False), ours=True),
                 Contender(
                     RAW_PUSH, partial(_raw, size=1, request_bytes=size, ahead=AHEAD, n=STREAM)
+                ),
+                Contender(
+                    RAW_PUSH_ONE, partial(_raw, size=1, request_bytes=size, ahead=1, n=STREAM)
                 ),
             ],
             bytes_per_item=size,

@@ -282,8 +282,8 @@ BRIDGE_GATHER_BYTES: Final = 2 * 2**20
 their way: several large steps."""
 
 BRIDGE_GATHER_ITEMS: Final = 4 * BRIDGE_RUN_STEPS
-"""Items of a remote writer that are a message of their own: one costs both sides as much work as some
-hundred items in it."""
+"""Items of a remote writer that are a message of their own: one costs both sides as much work as
+some hundred items in it."""
 
 BRIDGE_WINDOW_BYTES: Final = 64 * 2**30
 """Address space for the steps that a client's remote writers keep within reach; memory is taken as
