@@ -119,7 +119,7 @@ cdef bint refers_alike(ItemWriter writer, ItemPlan plan, dict trajectory, uint32
         if found == NULL or type(<object>found) is not TrajectoryColumn:
             return False
         c = <TrajectoryColumn><object>found
-        if (c.writer is not writer or c.n == 0 or c.values != NULL
+        if (c.writer is not writer or c.n == 0 or c.numbers is not None
                 or plan.signature_key[i] != signature_key(c)
                 or not c.column.alive(c.first)
                 or not c.column.alive(c.first + c.stride * (c.n - 1))):
