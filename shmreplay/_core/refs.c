@@ -106,29 +106,55 @@ static void collect(const sr_store *st, episode_set *set, uint64_t ref, uint32_t
     }
 }
 
-void sr_episodes_enter(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref,
-                       uint32_t row_start, uint32_t row_count) {
-    episode_set set;
-    collect(st, &set, ref, row_start, row_count);
-    for (uint32_t i = 0; i < set.n; i++) {
-        sr_episode *e = sr_episode_at(st, set.list[i]);
-        if (atomic_fetch_add_explicit(&e->items[table], 1, memory_order_relaxed) == 0) {
-            atomic_fetch_add_explicit(&t->num_episodes, 1, memory_order_relaxed);
+/* The episode of rows of a block that are all of one, as they mostly are; 0: look at each row. In a
+ * block an episode's rows follow each other. */
+static inline uint64_t only_episode(const sr_store *st, uint64_t ref, uint32_t row_start,
+                                    uint32_t row_count) {
+    if (SR_REF_KIND(ref) != SR_KIND_BLOCK) return 0;
+    uint32_t count = SR_COL_LENGTH(row_count);
+    const uint64_t *episodes =
+        episodes_of(block_with_rows(st, SR_REF_OFF(ref), row_start, count)) + row_start;
+    return episodes[0] == episodes[count - 1] ? episodes[0] : 0;
+}
+
+static inline void enter(const sr_store *st, sr_table *t, uint32_t table, uint64_t episode) {
+    sr_episode *e = sr_episode_at(st, episode);
+    if (atomic_fetch_add_explicit(&e->items[table], 1, memory_order_relaxed) == 0) {
+        atomic_fetch_add_explicit(&t->num_episodes, 1, memory_order_relaxed);
+    }
+}
+
+static inline void leave(const sr_store *st, sr_table *t, uint32_t table, uint64_t episode,
+                         int count_deleted) {
+    sr_episode *e = sr_episode_at(st, episode);
+    if (atomic_fetch_sub_explicit(&e->items[table], 1, memory_order_relaxed) == 1) {
+        atomic_fetch_sub_explicit(&t->num_episodes, 1, memory_order_relaxed);
+        if (count_deleted) {
+            atomic_fetch_add_explicit(&t->num_deleted_episodes, 1, memory_order_relaxed);
         }
     }
 }
 
-void sr_episodes_leave(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref,
-                       uint32_t row_start, uint32_t row_count, int count_deleted) {
+void sr_episodes_enter(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref,
+                       uint32_t row_start, uint32_t row_count) {
+    uint64_t only = only_episode(st, ref, row_start, row_count);
+    if (only != 0) {
+        enter(st, t, table, only);
+        return;
+    }
     episode_set set;
     collect(st, &set, ref, row_start, row_count);
-    for (uint32_t i = 0; i < set.n; i++) {
-        sr_episode *e = sr_episode_at(st, set.list[i]);
-        if (atomic_fetch_sub_explicit(&e->items[table], 1, memory_order_relaxed) == 1) {
-            atomic_fetch_sub_explicit(&t->num_episodes, 1, memory_order_relaxed);
-            if (count_deleted) {
-                atomic_fetch_add_explicit(&t->num_deleted_episodes, 1, memory_order_relaxed);
-            }
-        }
+    for (uint32_t i = 0; i < set.n; i++) enter(st, t, table, set.list[i]);
+}
+
+void sr_episodes_leave(const sr_store *st, sr_table *t, uint32_t table, uint64_t ref,
+                       uint32_t row_start, uint32_t row_count, int count_deleted) {
+    uint64_t only = only_episode(st, ref, row_start, row_count);
+    if (only != 0) {
+        leave(st, t, table, only, count_deleted);
+        return;
     }
+    episode_set set;
+    collect(st, &set, ref, row_start, row_count);
+    for (uint32_t i = 0; i < set.n; i++) leave(st, t, table, set.list[i], count_deleted);
 }
