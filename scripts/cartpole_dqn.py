@@ -479,6 +479,10 @@ def playing_processes(server: reverb.Server, config: Config) -> Iterator[list[Ba
         with ignored_interrupts():
             for process in processes:
                 process.start()
+        # The budget is spent once all are there: no actor is to have a start on another.
+        while server.stats()["participants"] <= len(processes):
+            check_processes(processes)
+            time.sleep(0.01)
         yield processes
     finally:
         server.stop()  # whatever call they are in or make next raises ServerClosedError

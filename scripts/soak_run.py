@@ -307,9 +307,8 @@ def run(seconds: float, seed: int, every: float, actors: int, learners: int) -> 
             fill(server, len(processes))
             pids = [os.getpid(), *(process.pid or 0 for process in processes)]
             lines: list[Line] = []
-            end = time.monotonic() + seconds
-            while time.monotonic() < end - every / 2:
-                lines.append(measure(server, pids, min(every, end - time.monotonic())))
+            for _ in range(max(round(seconds / every), 1)):
+                lines.append(measure(server, pids, every))
                 sys.stdout.write(text(len(lines), lines[-1]) + "\n")
                 sys.stdout.flush()
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import random
 import re
 import socket
 import sys
@@ -70,10 +71,21 @@ def unique_name() -> Callable[[], str]:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody uses just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback that nobody uses just now.
+
+    None of those that the system gives to whoever connects: such a one could be gone before a
+    server listens at it, or while one server takes another's place.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    choose = random.SystemRandom()  # others choose, too
+    while True:
+        port = choose.randrange(10_000, first if first > 11_000 else 32_768)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 @pytest.fixture

@@ -90,8 +90,9 @@ class Proxy:
             if self._refusing.is_set():
                 near.close()
                 continue
-            self.connections += 1
+            # In this order: who sees the number may cut at once.
             self._cut_now.clear()
+            self.connections += 1
             budget = None if self.most is None else self._random.randint(self._least, self.most)
             thread = threading.Thread(target=self._forward, args=(near, budget), daemon=True)
             self._threads.append(thread)

@@ -342,24 +342,19 @@ def test_sampler_raises_at_its_timeout_and_goes_on(serve: Serve, connect: Connec
 
 
 def test_items_that_a_dead_client_did_not_deliver_go_back(serve: Serve, connect: Connect) -> None:
-    client = connect(serve(reverb.Table.queue(TABLE, 100)))
+    server: Any = serve(reverb.Table.queue(TABLE, 100))
+    client = connect(server)
     client.insert_batch(TABLE, {"x": np.arange(10)})
-    dead = connect(client_server(client))
+    dead = connect(server)
     connection: Any = dead._connected()
     session = connection.take_session()
     batch = session.sample(0, 4, 5.0, str, None)
     assert isinstance(batch, RemoteBatch)
     assert len(batch) == 4
     dead.close()  # without having delivered them
-    got = client.sample_batch(TABLE, 10, timeout=5).data["x"].tolist()
+    wait_until(lambda: len(server._bridge._dispatcher._sessions) == 1)
+    got = client.sample_batch(TABLE, 10, timeout=DEADLINE).data["x"].tolist()
     assert got == list(range(10))
-
-
-def client_server(client: reverb.Client) -> Any:
-    class Target:
-        port = int(client.server_address.rpartition(":")[2])
-
-    return Target
 
 
 def test_a_request_that_waits_delays_nobody(serve: Serve, connect: Connect) -> None:
@@ -389,7 +384,7 @@ def test_a_request_that_waits_delays_nobody(serve: Serve, connect: Connect) -> N
 
 def test_stopping_the_server_ends_everything_that_waits(serve: Serve, connect: Connect) -> None:
     server = serve(table(), reverb.Table.queue("queue", 1))
-    client = connect(server, timeout=0.5)
+    client = connect(server)
     writer = client.trajectory_writer(1)
     for _ in range(2):
         writer.append({"x": 1})
@@ -411,11 +406,13 @@ def test_stopping_the_server_ends_everything_that_waits(serve: Serve, connect: C
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(client._connected().link._open) == len(calls))  # type: ignore[attr-defined]
+    link: Any = client._connected().link  # type: ignore[attr-defined]
+    wait_until(lambda: len(link._open) == len(calls))
     server.stop()
     for thread in threads:
         thread.join(DEADLINE)
     assert [type(error) for error in caught] == [errors.ServerClosedError] * len(calls)
+    client._remote = reverb.RemoteOptions(timeout=0.5)  # what it asks for now never comes
     with pytest.raises(errors.ReverbError):
         client.sample_batch(TABLE, 1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import shmreplay as reverb
 from shmreplay import errors
 from tests.bridge.killed import TABLE, in_order
 from tests.bridge.proxy import Proxy
+from tests.bridge.test_client import wait_until
 
 CUTS = int(os.environ.get("BRIDGE_CUTS", "200"))
 INSERTS = int(os.environ.get("BRIDGE_INSERTS", "2000"))
@@ -31,6 +31,11 @@ def all_ids(server: reverb.Server) -> list[int]:
         if size == 0:
             return []
         return [int(x) for x in client.sample_batch(TABLE, size, timeout=0).data["id"].ravel()]
+
+
+def link_of(client: reverb.Client) -> Any:
+    """A client's end of the line."""
+    return client._connected().link  # type: ignore[attr-defined]
 
 
 def insert_single(client: reverb.Client, first: int, count: int) -> None:
@@ -116,8 +121,7 @@ def test_requests_that_wait_survive_a_cut(
         for _ in range(3):
             before = proxy.connections
             proxy.cut()
-            while proxy.connections == before:
-                time.sleep(0.002)
+            wait_until(lambda n=before: proxy.connections > n)  # type: ignore[misc]
         assert not results
         local.insert_batch(TABLE, {"id": np.array([5])})
         thread.join(60)
@@ -138,9 +142,10 @@ def test_server_out_of_reach_for_longer_than_the_timeout(
 ) -> None:
     server = serve(in_order(100))
     proxy = make_proxy(server)
-    client = connect(proxy, timeout=0.5)
+    client = connect(proxy)
     client.insert_batch(TABLE, {"id": np.array([1])})
     writer = client.trajectory_writer(1)
+    link_of(client).timeout = 0.5  # not before: else what comes slowly is lost already
     proxy.cut(refuse=True)
     with pytest.raises(errors.ServerClosedError, match=r"was not reached for 0\.5 s"):
         client.sample_batch(TABLE, 2, timeout=60)
@@ -161,5 +166,6 @@ def test_deadline_counts_while_the_server_is_out_of_reach(
     client = connect(proxy, timeout=60)
     client.server_info()
     proxy.cut(refuse=True)
+    wait_until(lambda: not link_of(client).connected)
     with pytest.raises(errors.DeadlineExceededError, match="out of reach"):
         client.sample_batch(TABLE, 1, timeout=0.1)

@@ -257,8 +257,10 @@ def test_an_item_may_take_as_long_as_it_likes(
 
 def test_memory_of_large_messages_is_kept_for_those_that_come() -> None:
     body = """
-import resource, zmq
+import ctypes, resource, zmq
 from shmreplay.bridge import sockets
+PR_SET_THP_DISABLE = 41
+assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0  # a huge page is one fault
 sockets.keep_memory()
 data, faults = memoryview(bytearray(400_000)), []
 for _ in range(3):

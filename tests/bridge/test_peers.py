@@ -21,10 +21,12 @@ import shmreplay as reverb
 from shmreplay import errors, limits, rate_limiters, selectors
 from shmreplay.bridge import protocol
 from shmreplay.bridge.auth import ClientKeys, ServerKeys, keygen
+from shmreplay.bridge.link_thread import LinkThread
 from shmreplay.bridge.protocol import HEADER, Kind
 from shmreplay.bridge.server import BridgeServer
 from shmreplay.bridge.wire import Writer
 from tests.bridge.peer import Peer, hello_body
+from tests.bridge.test_client import wait_until
 from tests.conftest import free_port
 
 TABLE = "table"
@@ -356,13 +358,23 @@ def test_secret_keys_are_their_owner_s_alone(keys: dict[str, str]) -> None:
 
 
 def remote(keys: dict[str, str], name: str, server: str = "server") -> Any:
-    return reverb.RemoteOptions(timeout=3.0, keys=ClientKeys(keys[name + ".secret"], keys[server]))
+    return reverb.RemoteOptions(timeout=60.0, keys=ClientKeys(keys[name + ".secret"], keys[server]))
 
 
 def test_only_known_keys_get_in(
-    serve: Serve, keys: dict[str, str], caplog: pytest.LogCaptureFixture
+    serve: Serve,
+    keys: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.WARNING)
+    refusal = LinkThread._refusal
+
+    def once_is_enough(link: LinkThread) -> str:
+        link.timeout = 0.0  # else it would try again for as long as it may
+        return refusal(link)
+
+    monkeypatch.setattr(LinkThread, "_refusal", once_is_enough)
     server = serve(table(), auth=ServerKeys(keys["server.secret"], keys["allowed"]))
     address = f"tcp://127.0.0.1:{server.port}"
     with reverb.Client(address, remote(keys, "ann")) as client:
@@ -372,16 +384,14 @@ def test_only_known_keys_get_in(
             with pytest.raises(errors.AuthenticationError, match="does not know this client's key"):
                 other.server_info()
         for options in (
-            reverb.RemoteOptions(timeout=1.0),
+            reverb.RemoteOptions(timeout=60.0),
             remote(keys, "ann", server="eve"),
         ):
-            begin = time.monotonic()
             with reverb.Client(address, options) as other:
                 with pytest.raises(errors.StoreNotFoundError, match="key"):
                     other.server_info()
-            assert time.monotonic() - begin < 60
         assert client.server_info()[TABLE].current_size == 1
-    assert "turned away in the handshake" in caplog.text
+    wait_until(lambda: "turned away in the handshake" in caplog.text)
 
 
 def test_keys_that_cannot_be_used(serve: Serve, keys: dict[str, str]) -> None:

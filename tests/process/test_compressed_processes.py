@@ -74,6 +74,9 @@ def test_writers_killed_while_they_compress() -> None:
             actor.start()
             assert here.poll(DEADLINE_S) and here.recv() == "ready"
             here.poll(when.uniform(0.0, 0.03))  # it sends nothing more: a pause of random length
+            end = time.monotonic() + DEADLINE_S
+            while kill == KILLS - 1 and not server.stats()["compressed_raw_bytes"]:
+                assert time.monotonic() < end, "nothing is ever compressed"
             assert actor.pid is not None
             os.kill(actor.pid, signal.SIGKILL)
             actor.join(DEADLINE_S)

@@ -160,9 +160,12 @@ def test_killed_producers(make_server: Callable[..., reverb.Server]) -> None:
             actor.start()
             assert here.poll(DEADLINE_S)
             actors.append(actor)
-        here.poll(when.uniform(0.01, 0.08))  # it sends nothing more: a pause of random length
         here.recv()
-        here.poll(when.uniform(0.0, 0.03))
+        before, end = replica.told, time.monotonic() + DEADLINE_S
+        while replica.told < before + 10:  # they are at work
+            assert time.monotonic() < end
+            time.sleep(0.001)  # between two looks at a condition with a deadline
+        here.poll(when.uniform(0.0, 0.1))  # it sends nothing more: a pause of random length
         for actor in actors:
             assert actor.pid is not None
             os.kill(actor.pid, signal.SIGKILL)
@@ -179,7 +182,8 @@ def test_killed_producers(make_server: Callable[..., reverb.Server]) -> None:
 def serve_until_killed(sender: Connection, name: str) -> None:
     class Slow(reverb.TableExtension):
         def on_insert(self, item: ExtensionItem) -> None:
-            time.sleep(3600)  # is behind until it dies
+            sender.send("behind")
+            time.sleep(3600)  # until it dies
 
     server = reverb.Server([make_table(Slow())], name=name, capacity=32 << 20)
     sender.send(server.address)
@@ -194,6 +198,8 @@ def test_nobody_waits_for_a_dead_server(unique_name: Callable[[], str]) -> None:
     process.start()
     assert here.poll(DEADLINE_S)
     client = reverb.Client(here.recv())
+    client.insert_batch(TABLE, {"x": np.zeros(1)})
+    assert here.poll(DEADLINE_S) and here.recv() == "behind"
     with pytest.raises(errors.DeadlineExceededError, match="its extensions are behind"):
         client.insert_batch(TABLE, {"x": np.zeros(3000)}, timeout=0.3)
     assert process.pid is not None

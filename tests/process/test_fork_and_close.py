@@ -950,7 +950,7 @@ def test_ctrl_c_while_waiting_for_room(
     ],
 )
 def test_ctrl_c_in_other_calls_that_wait(server: reverb.Server, call: str) -> None:
-    """They say when they have begun, in the only way there is: by being asked for the time."""
+    """A moment after they have begun, as nothing tells that they wait."""
     code = f"""
         import time
         from contextlib import ExitStack
@@ -973,9 +973,9 @@ def test_ctrl_c_in_other_calls_that_wait(server: reverb.Server, call: str) -> No
             sampler._ahead.draw = lambda ended: stuck.wait()
             own.localhost_client().insert({{"x": 1}}, {{"q": 1.0}})
             next(sampler)
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        soon = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
         handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-        interrupted(lambda: {call})
+        interrupted(lambda: (soon.start(), {call}))
         report(handlers == [signal.getsignal(number) for number in signal.valid_signals()])
         report(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
         own.stop()
@@ -1061,7 +1061,9 @@ def test_memory_of_a_killed_client_comes_back(
         assert running.next() == ["holds"]
         word = "sample" if waiting == "sample_batch" else "insert"
         table = "t" if waiting == "sample_batch" else "queue"
-        wait_until(lambda: server.stats()[f"{table}/{word}_waiters"] > 0, "it waits")
+        # Where it inserts a batch, what is held back waits, too.
+        n = 2 if waiting == "insert_batch" else 1
+        wait_until(lambda: server.stats()[f"{table}/{word}_waiters"] >= n, "it waits")
         during = client.stats()
         assert during["participants"] == before["participants"] + 1
         assert during["arena_used_bytes"] > before["arena_used_bytes"] + 200 * 8000
@@ -1083,7 +1085,7 @@ def test_memory_of_a_killed_client_comes_back(
     after = client.stats()
     assert after["arena_used_bytes"] <= before["arena_used_bytes"] + 4 * 192
     assert after["sessions"] == before["sessions"]
-    assert after["repairs"] == 0
+    assert after["repairs"] <= 1  # it may just have looked whether it still has to wait
     client.check()
 
 

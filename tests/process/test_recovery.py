@@ -16,6 +16,7 @@ import pytest
 
 import shmreplay as reverb
 from shmreplay import _native, errors, rate_limiters, recovery, selectors, store
+from tests.conftest import free_port
 from tests.process.servants import (
     DEADLINE,
     MIB,
@@ -327,9 +328,7 @@ def test_the_port_is_kept(
             assert reverb.Client(f"localhost:{server.port}").server_info()
     third.call("serve", store_name)
     third.kill()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        wanted = free.getsockname()[1]
+    wanted = free_port()
     with reverb.Server(None, port=wanted, name=store_name, recover=True) as server:
         assert server.port == wanted
         assert store.Store.find_by_port(wanted) == store_name
@@ -534,9 +533,7 @@ def test_a_server_that_was_stopped_says_so(store_name: str) -> None:
 
 
 def test_no_server_at_a_port() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     client = reverb.Client(f"localhost:{port}")
     with pytest.raises(errors.DeadlineExceededError) as caught:
         client.server_info(timeout=1)

@@ -39,12 +39,14 @@ from shmreplay.errors import (
 )
 from shmreplay.store import Store
 from shmreplay.table import Table
+from tests.conftest import free_port
 from tests.process.servants import Asked, obey
 
 MIB = 1 << 20
 SHARED_MEMORY = Path("/dev/shm")
 # Seconds after which a process that does not answer is taken to hang.
 DEADLINE = 120.0
+PORT = free_port()
 
 # Newer versions of Python warn of forking where there are threads, such as those of numpy's BLAS.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -442,7 +444,7 @@ def test_files_that_others_can_use(name: str, other: Other, which: int, mode: in
     expected = rf"user {os.geteuid()} and has mode -rw.*\({mode:#o}\); expected .* mode 0o600"
     with pytest.raises(StorePermissionError, match=expected):
         Store.open(name)
-    assert Store.find_by_port(4321) is None
+    assert Store.find_by_port(PORT) is None
     files_of(name)[which].chmod(0o600)
     assert Store.open(name).participant == 1
 
@@ -451,11 +453,11 @@ def test_files_that_others_can_use(name: str, other: Other, which: int, mode: in
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("which", [0, 1])
 def test_files_of_another_user(name: str, other: Other, which: int) -> None:
-    other.call("create", name, port=4321)
+    other.call("create", name, port=PORT)
     os.chown(files_of(name)[which], 65534, 65534)
     with pytest.raises(StorePermissionError, match=r"belongs to user 65534.*of user 0"):
         Store.open(name)
-    assert Store.find_by_port(4321) is None
+    assert Store.find_by_port(PORT) is None
     assert other.call("alive", name) == {0: True}
 
 
@@ -498,49 +500,49 @@ def files_of_user(name: str, uid: int) -> list[str]:
 
 
 def test_a_killed_server(name: str, other: Other, caplog: pytest.LogCaptureFixture) -> None:
-    generation = other.call("create", name, port=4321)
+    generation = other.call("create", name, port=PORT)
     other.kill()
     assert all(path.exists() for path in files_of(name))
-    assert Store.find_by_port(4321) is None
+    assert Store.find_by_port(PORT) is None
     with pytest.raises(StoreNotFoundError, match="all processes that used it have died"):
         Store.open(name)
     with caplog.at_level(logging.INFO, "shmreplay"):
-        created = Store.create(name, TABLES, capacity=2 * MIB, port=4321)
+        created = Store.create(name, TABLES, capacity=2 * MIB, port=PORT)
     assert f"replacing store '{name}'" in caplog.text
     assert created.native.generation != generation
-    assert Store.find_by_port(4321) == name
+    assert Store.find_by_port(PORT) == name
 
 
 def test_a_killed_server_whose_clients_live(name: str, others: Callable[[], Other]) -> None:
     server, client, late = others(), others(), others()
-    server.call("create", name, port=4321)
+    server.call("create", name, port=PORT)
     client.call("open", name)
     server.kill_unreaped()
     assert client.call("alive", name) == {0: False, 1: True}
     assert late.call("open", name) == 2  # clients go on, and may join
-    assert Store.find_by_port(4321) == name
+    assert Store.find_by_port(PORT) == name
     expected = rf"\(client {min(client.pid, late.pid)}, client {max(client.pid, late.pid)}\)"
     with pytest.raises(StoreExistsError, match=expected):
         Store.create(name, TABLES, capacity=2 * MIB)
     assert client.call("alive", name) == {0: False, 1: True, 2: True}
     late.call("release", name)
     client.kill()
-    Store.create(name, TABLES, capacity=2 * MIB, port=4321)
+    Store.create(name, TABLES, capacity=2 * MIB, port=PORT)
     assert late.call("open", name) == 1
 
 
 def test_find_by_port_prefers_a_living_server(name: str, others: Callable[[], Other]) -> None:
     first, second = others(), others()
-    first.call("create", name, port=4321)
+    first.call("create", name, port=PORT)
     Store.open(name)
     first.kill()
-    assert Store.find_by_port(4321) == name
+    assert Store.find_by_port(PORT) == name
     # A name after and a name before the first in the alphabet.
     for other_name in (f"z{name}", f"a{name}"):
-        second.call("create", other_name, port=4321)
-        assert Store.find_by_port(4321) == other_name
+        second.call("create", other_name, port=PORT)
+        assert Store.find_by_port(PORT) == other_name
         second.call("release", other_name)
-    assert Store.find_by_port(4321) == name
+    assert Store.find_by_port(PORT) == name
 
 
 def test_a_taken_port_leaves_a_dead_store_of_the_name(
@@ -550,10 +552,10 @@ def test_a_taken_port_leaves_a_dead_store_of_the_name(
     dead.call("create", name)
     inodes = [path.stat().st_ino for path in files_of(name)]
     dead.kill()
-    Store.create(f"{name}-2", TABLES, capacity=2 * MIB, port=4321)
+    Store.create(f"{name}-2", TABLES, capacity=2 * MIB, port=PORT)
     try:
-        with pytest.raises(StoreExistsError, match="Got port 4321"):
-            alive.call("create", name, port=4321)
+        with pytest.raises(StoreExistsError, match=f"Got port {PORT}"):
+            alive.call("create", name, port=PORT)
         assert [path.stat().st_ino for path in files_of(name)] == inodes
     finally:
         Store.open(f"{name}-2").unlink()  # the fixture releases it
@@ -565,28 +567,28 @@ def test_two_choose_one_port_at_the_same_time(
     lay_out = segment.lay_out
 
     def slow_lay_out(*arguments: Any) -> Any:
-        other.call("create", f"{name}-2", port=4321)
+        other.call("create", f"{name}-2", port=PORT)
         return lay_out(*arguments)
 
     monkeypatch.setattr(segment, "lay_out", slow_lay_out)
-    with pytest.raises(StoreExistsError, match=f"Got port 4321 .*'{name}-2'"):
-        Store.create(name, TABLES, capacity=2 * MIB, port=4321)
+    with pytest.raises(StoreExistsError, match=f"Got port {PORT} .*'{name}-2'"):
+        Store.create(name, TABLES, capacity=2 * MIB, port=PORT)
     assert not there_is(name)
-    assert Store.find_by_port(4321) == f"{name}-2"
+    assert Store.find_by_port(PORT) == f"{name}-2"
     other.call("release", f"{name}-2")
 
 
 def test_find_by_port_does_not_attach(name: str, others: Callable[[], Other]) -> None:
     first, second = others(), others()
-    first.call("create", name, port=4321)
-    assert Store.find_by_port(4321) == name
+    first.call("create", name, port=PORT)
+    assert Store.find_by_port(PORT) == name
     assert first.call("alive", name) == {0: True}
     opened = Store.open(name)
-    assert Store.find_by_port(4321) == name
+    assert Store.find_by_port(PORT) == name
     assert second.call("open", name) == 2
     assert second.call("alive", name) == {0: True, 1: True, 2: True}
-    with pytest.raises(StoreExistsError, match=f"port 4321 .*'{name}'"):
-        second.call("create", f"{name}-2", port=4321)
+    with pytest.raises(StoreExistsError, match=f"port {PORT} .*'{name}'"):
+        second.call("create", f"{name}-2", port=PORT)
     assert not there_is(f"{name}-2")
     assert not opened.native.closed
 

@@ -227,8 +227,12 @@ def test_who_runs_ahead_waits(make_server: MakeServer, transport: str) -> None:
     addresses = {"shm": server.address, "tcp": f"tcp://127.0.0.1:{server.port}"}
     client = reverb.Client(addresses[transport])
     first = int(client.insert_batch("t", {"x": np.zeros(1)})[0])
+    told(server)
     recorder.gate.clear()
-    n = 1 + fill(client)
+    recorder.called.clear()
+    client.insert_batch("t", {"x": np.zeros(1)})
+    assert recorder.called.wait(DEADLINE_S)  # from here on nothing is taken out of the ring
+    n = 2 + fill(client)
     before = client.server_info()["t"]
     assert before.current_size == n
     with pytest.raises(errors.DeadlineExceededError, match="its extensions are behind"):
@@ -394,7 +398,10 @@ def test_insert_on_sample_wants_another_table(make_server: MakeServer, target: s
         insert_on_sample("t", priority="high")  # type: ignore[arg-type]
 
 
-def test_a_stopped_server_tells_what_is_left(make_server: MakeServer) -> None:
+def test_a_stopped_server_tells_what_is_left(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "EXTENSION_STOP_S", DEADLINE_S)
     recorder = Recorder()
     server = make_server([table(extensions=[recorder], max_size=1000)])
     client = server.localhost_client()

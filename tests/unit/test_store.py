@@ -26,8 +26,11 @@ from shmreplay.errors import (
 from shmreplay.limits import MAX_STORE_NAME_BYTES
 from shmreplay.store import Store
 from shmreplay.table import Table, TableConfig
+from tests.conftest import free_port
 
 MIB = 1 << 20
+PORT = free_port()
+OTHER_PORT = PORT + 1
 SHARED_MEMORY = Path("/dev/shm")
 
 Make = Callable[..., Store]
@@ -83,12 +86,12 @@ def test_create_makes_two_private_files_and_release_removes_them(make: Make) -> 
 
 def test_what_a_created_store_says(make: Make) -> None:
     tables = [config("a", seed=5), config("b", max_times_sampled=1)]
-    created = make(tables=tables, port=4321, role="learner")
+    created = make(tables=tables, port=PORT, role="learner")
     assert created.address == f"shm://{created.name}"
     assert created.tables == tables
     assert (created.is_creator, created.forked, created.participant) == (True, False, 0)
     native = created.native
-    assert (native.port, native.creator_pid, native.closed) == (4321, os.getpid(), False)
+    assert (native.port, native.creator_pid, native.closed) == (PORT, os.getpid(), False)
     assert native.generation > 0
     assert native.stats()["capacity_bytes"] == 2 * MIB
     (me,) = created.participants()
@@ -293,25 +296,25 @@ def test_ports_of_other_types(make: Make) -> None:
 
 
 def test_find_by_port(make: Make) -> None:
-    assert Store.find_by_port(4321) is None
-    first, second = make(port=4321), make(port=4322)
+    assert Store.find_by_port(PORT) is None
+    first, second = make(port=PORT), make(port=OTHER_PORT)
     make(port=0)
     make(port=0)  # none is no port that two could share
-    assert Store.find_by_port(4321) == first.name
-    assert Store.find_by_port(4322) == second.name
+    assert Store.find_by_port(PORT) == first.name
+    assert Store.find_by_port(OTHER_PORT) == second.name
     with pytest.raises(InvalidArgumentError, match="Got port 0; expected"):
         Store.find_by_port(0)
     first.release()
-    assert Store.find_by_port(4321) is None
+    assert Store.find_by_port(PORT) is None
 
 
 def test_a_port_that_is_taken(make: Make, unique_name: Callable[[], str]) -> None:
-    first, name = make(port=4321), unique_name()
-    with pytest.raises(StoreExistsError, match=f"port 4321 .*{first.name}.*another port"):
-        make(name, port=4321)
+    first, name = make(port=PORT), unique_name()
+    with pytest.raises(StoreExistsError, match=f"port {PORT} .*{first.name}.*another port"):
+        make(name, port=PORT)
     assert not any(path.exists() for path in files_of(name))
     first.unlink()
-    assert make(name, port=4321).native.port == 4321
+    assert make(name, port=PORT).native.port == PORT
 
 
 # --- names that are taken by something else -------------------------------------------------------
