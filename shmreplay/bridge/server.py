@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -98,6 +99,8 @@ class BridgeServer:
         self._authenticator = None if keys is None else self._start_authenticator(keys)
         self._socket = self._context.socket(zmq.ROUTER)
         self._source = [sockets.readable(self._socket)]
+        self._wake_lock = threading.Lock()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             self._open_socket(keys)
         except BaseException:
@@ -159,6 +162,9 @@ class BridgeServer:
                 self._close_context()
         elif self._thread is not threading.current_thread():
             self._stopping.set()
+            with self._wake_lock:
+                if self._wake_fd >= 0:
+                    os.eventfd_write(self._wake_fd, 1)
             self._thread.join()
         self._stopping.set()
 
@@ -168,12 +174,16 @@ class BridgeServer:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
+        with self._wake_lock:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
         self._context.term()
 
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        sources = [*self._source, sockets.readable(self._monitor)]
+        wake = sockets.readable(self._wake_fd)
+        sources = [*self._source, sockets.readable(self._monitor), wake]
         sockets.keep_memory()
         next_sweep = time.monotonic() + limits.BRIDGE_HEARTBEAT_S
         try:

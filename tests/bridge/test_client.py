@@ -417,6 +417,18 @@ def test_stopping_the_server_ends_everything_that_waits(serve: Serve, connect: C
         client.sample_batch(TABLE, 1)
 
 
+def test_stopping_a_server_that_waits_for_messages_wakes_it(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WAIT_SLICE_MS", int(10_000 * DEADLINE))
+    server = serve(table())
+    connect(server).server_info()
+    stopping = threading.Thread(target=server.stop, daemon=True)
+    stopping.start()
+    stopping.join(DEADLINE)
+    assert not stopping.is_alive()
+
+
 # ---------------------------------------------------------------------- processes and threads
 
 
