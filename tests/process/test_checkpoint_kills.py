@@ -5,21 +5,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import shmreplay as reverb
 from shmreplay.checkpointers import DefaultCheckpointer
-from tests.conftest import PROCESS_DEADLINE, ROOT
+from tests.conftest import PROCESS_DEADLINE, ROOT, SHARED_MEMORY
 
 # 1: at each stop; 5: at every fifth, where that takes too long.
 STEP = int(os.environ.get("CHECKPOINT_KILL_STEP", "1"))
 
 
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A directory whose files are synchronised without a wait for a disk."""
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as path:
+        yield Path(path)
+
+
 def test_killed_at_its_system_calls(
-    make_server: Callable[..., reverb.Server], tmp_path: Path
+    make_server: Callable[..., reverb.Server], in_memory: Path
 ) -> None:
     def tables() -> list[reverb.Table]:
         limiter = reverb.rate_limiters.MinSize(1)
@@ -32,7 +41,7 @@ def test_killed_at_its_system_calls(
             ),
         ]
 
-    server = make_server(tables(), checkpointer=DefaultCheckpointer(tmp_path))
+    server = make_server(tables(), checkpointer=DefaultCheckpointer(in_memory))
     with server.localhost_client() as client:
         for name in ("t", "h"):
             client.insert_batch(name, {"x": np.arange(30)})
@@ -49,7 +58,7 @@ def test_killed_at_its_system_calls(
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tests.process.checkpoint_killer"),
-            *(server.address, str(tmp_path), str(STEP), "1"),
+            *(server.address, str(in_memory), str(STEP), "1"),
         ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -61,12 +70,12 @@ def test_killed_at_its_system_calls(
     assert int(done.stdout) > 50
     server.check()
     last = Path(server.checkpoint().path)
-    assert os.listdir(tmp_path) == [last.name]
+    assert os.listdir(in_memory) == [last.name]
     assert server.stats()["arena_allocations"] == allocated < 30
     assert server.stats()["compressed_stored_bytes"] > 0
     writer.close()
     server.stop()
-    server = make_server(tables(), checkpointer=DefaultCheckpointer(tmp_path))
+    server = make_server(tables(), checkpointer=DefaultCheckpointer(in_memory))
     with server.localhost_client() as client:
         sizes = {name: info.current_size for name, info in client.server_info().items()}
         assert sizes == {"t": 50, "h": 50, "packed": 3}

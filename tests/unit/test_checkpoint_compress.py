@@ -24,6 +24,7 @@ from shmreplay.checkpoint_restore import choose
 from shmreplay.checkpointers import DefaultCheckpointer
 from shmreplay.cli import main
 from shmreplay.errors import CheckpointError
+from tests.conftest import SHARED_MEMORY
 from tests.unit.test_checkpoint_damage import copy_of, put, rewrite, verify
 
 MakeServer = Callable[..., reverb.Server]
@@ -179,7 +180,7 @@ def test_any_mixture_comes_back_while_others_write(before: list[Any], meanwhile:
     counts = [0, 0, 0, 0]
     wanted: list[tuple[int, ...]] = []
     with (
-        tempfile.TemporaryDirectory() as root,
+        tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as root,  # no disk to wait for each time
         reverb.Server(
             [table(), table(None, name="plain")], checkpointer=DefaultCheckpointer(root)
         ) as server,
