@@ -69,14 +69,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where an error can still be told
         return code
     except BrokenPipeError:  # whoever read it, as `head` does, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _end_output()
         return OK
     except (Usage, InvalidArgumentError) as error:
         complain(str(error))
         return USAGE
     except (ReverbError, OSError) as error:
         complain(str(error))
+        _end_output()
         return PROBLEM
+
+
+def _end_output() -> None:
+    """Writes what is left; where that fails, the interpreter's end must not try it once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:  # which was told already
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -103,12 +103,13 @@ def test_a_closed_standard_output_is_a_problem() -> None:
         assert (done.returncode, done.stderr) == (1, said)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", ["ls", "doctor"])
-def test_what_cannot_be_written_is_a_problem(command: str) -> None:
+def test_what_cannot_be_written_is_a_problem(command: str, unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "shmreplay", command],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
