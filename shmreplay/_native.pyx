@@ -100,6 +100,7 @@ __all__ = [
     "image_rows",
     "image_traj_heads",
     "image_trajs",
+    "join_batches",
     "layout_signature",
     "logger",
     "note_fork",
@@ -176,6 +177,7 @@ include "_binding/waiting.pxi"
 include "_binding/session.pxi"
 include "_binding/insert_batch.pxi"
 include "_binding/batch.pxi"
+include "_binding/joined.pxi"
 include "_binding/columns.pxi"
 include "_binding/leaves.pxi"
 include "_binding/plans.pxi"

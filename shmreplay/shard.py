@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -10,13 +11,15 @@ import weakref
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
-from shmreplay import errors, limits
+from shmreplay import _native, errors, limits
 from shmreplay.address import RemoteOptions
 from shmreplay.client import Client
+from shmreplay.connection import Connection
+from shmreplay.drawing import Drawing
 from shmreplay.replay_sample import ReplaySample
 from shmreplay.reverb_types import TableInfo
 
-__all__ = ["GONE", "Shard", "ShardStatus"]
+__all__ = ["GONE", "Pinned", "Shard", "ShardStatus"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,17 @@ class ShardStatus(NamedTuple):
 
     since: float
     """When that began: seconds since the epoch."""
+
+
+class Pinned(NamedTuple):
+    """Items of a shard on this machine, drawn and not yet delivered."""
+
+    connection: Connection
+    drawing: Drawing
+    number: int
+    """Of the table."""
+
+    batch: _native.Batch
 
 
 class Shard:
@@ -98,6 +112,22 @@ class Shard:
             return True
         self.fail(errors.ServerClosedError("it was stopped, or the connection to it is lost"))
         return False
+
+    @property
+    def near(self) -> bool:
+        """Whether its store is on this machine, and this process attached to it."""
+        return type(self.client._connection) is Connection
+
+    def changes_at_once(self, table: str) -> bool:
+        """Whether a change by key never waits: it is near, and the table has no extensions."""
+        connection = self.client._connection
+        number = connection.tables.get(table) if type(connection) is Connection else None
+        if connection is None or number is None:
+            return False
+        try:
+            return not connection.native.has_events(number)
+        except GONE:
+            return False  # which the change itself will notice
 
     def fail(self, error: BaseException) -> None:
         """Notes that it cannot be used; says so in the log, once until it is back."""
@@ -158,6 +188,16 @@ class Shard:
         except errors.DeadlineExceededError:
             return None
 
+    def draw_now(self, table: str, n: int) -> Pinned | None:
+        """At most n items of a shard that is near, of those that are to be had without waiting.
+
+        None: there are none, or it is not near any more.
+        """
+        try:
+            return self.attempt(functools.partial(_pin, table=table, n=n))
+        except errors.DeadlineExceededError:
+            return None
+
     def watch(self) -> None:
         """From now on looks at the tables now and then, as somebody samples them."""
         if not self.watched:
@@ -188,6 +228,15 @@ class Shard:
         if self.watched:
             self.look()
         return limits.SHARD_LOOK_S
+
+
+def _pin(client: Client, table: str, n: int) -> Pinned | None:
+    connection = client._connected()
+    if type(connection) is not Connection:
+        return None
+    number = connection.number(table)
+    drawing = client._drawing_over(connection)
+    return Pinned(connection, drawing, number, drawing.draw(number, n, 0.0))
 
 
 def _watch(ref: weakref.ref[Shard], wake: threading.Event) -> None:

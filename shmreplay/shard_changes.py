@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def update(
                 priorities=values[mine],
                 timeout=seconds,
             )
-    return sum(group.on_some(calls))
+    return sum(group.on_some(calls, _at_once(calls, table)))
 
 
 def mutate(
@@ -69,7 +69,12 @@ def mutate(
                 deletes=gone["key"][going].tolist(),
                 timeout=seconds,
             )
-    group.on_some(calls)
+    group.on_some(calls, _at_once(calls, table))
+
+
+def _at_once(shards: Iterable[Shard], table: str) -> list[Shard]:
+    """Those that need no other thread to be waited for."""
+    return [shard for shard in shards if shard.changes_at_once(table)]
 
 
 def _ready(group: ShardGroup, table: str, values: npt.NDArray[np.float64]) -> list[Shard]:

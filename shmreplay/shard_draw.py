@@ -12,9 +12,8 @@ from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from shmreplay import errors, limits, shard_batch
+from shmreplay import errors, limits, shard_batch, shard_near
 from shmreplay.replay_sample import ReplaySample, SampleInfo
 from shmreplay.reverb_types import TableInfo
 from shmreplay.shard import Shard
@@ -51,14 +50,6 @@ class Draw(NamedTuple):
         return ReplaySample(self.info(sample.info), sample.data)
 
 
-def _weights(infos: Sequence[TableInfo]) -> npt.NDArray[np.float64]:
-    """The masses; where all weights are zero every item is as likely as every other."""
-    masses = np.array([info.sampling_mass for info in infos], np.float64)
-    if masses.sum() > 0:
-        return masses
-    return np.array([info.current_size for info in infos], np.float64)
-
-
 def _split(
     shards: Sequence[Shard],
     infos: Sequence[TableInfo],
@@ -67,7 +58,7 @@ def _split(
     random: np.random.Generator,
 ) -> list[Draw]:
     """Gives n draws to shards by mass; nothing where no shard but those in `held` has any."""
-    weights = _weights(infos)
+    weights = shard_near.weights(infos)
     weights[[shard.number in held for shard in shards]] = 0.0
     total = float(weights.sum())
     if not total > 0:
@@ -256,12 +247,18 @@ def draw_batch(
         DeadlineExceededError: Nothing was drawn.
     """
     parts = stash.take(table, n)
-    left = n - sum(map(shard_batch.length, parts))
 
     def keep(each: Draw, batch: Any) -> None:
         stash.keep(group, table, each.whole(batch))
 
     try:
+        near = None if parts else shard_near.draw(group, table, n)
+        if near is not None:
+            batch = near.joined(group, out)
+            if batch is not None:
+                return batch
+            near.deliver(parts)
+        left = n - sum(map(shard_batch.length, parts))
         drawn = draw(group, table, left, seconds, ask_batch(table), keep, ended)
         parts += [each.whole(batch) for each, batch in drawn]
         if not parts:

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, TypeVar
 
@@ -47,6 +47,10 @@ class ShardGroup:
         self.shards = [
             Shard(i, *each) for i, each in enumerate(zip(addresses, remotes, strict=True))
         ]
+        self.splits: dict[str, Any] = {}
+        """By table, how `shard_near` splits its batches by the masses of the last look."""
+        self.alike: tuple[Any, ...] = ()
+        """Structures of items of several shards that `shard_near` found to be the same."""
         self._pool = ThreadPoolExecutor(
             min(4 * len(self.shards), limits.SHARD_THREADS), "shmreplay-shards"
         )
@@ -160,22 +164,41 @@ class ShardGroup:
                 return result[0]
             tried = True
 
-    def on_some(self, calls: Mapping[Shard, Callable[[Client], _Result]]) -> list[_Result]:
+    def on_some(
+        self, calls: Mapping[Shard, Callable[[Client], _Result]], at_once: Collection[Shard] = ()
+    ) -> list[_Result]:
         """Calls something of some shards, at once; what a shard that is gone would give is missing.
 
         An error is raised once all have ended.
+
+        Args:
+            calls: What to call of each.
+            at_once: Those that answer without waiting: in turn, in this thread.
         """
         if not calls:
             return []
         # The last one in this thread, which has to wait in any case.
-        *others, (last, its_call) = calls.items()
-        futures = [self.submit(shard.attempt, call) for shard, call in others]
+        here = [shard for shard in calls if shard in at_once] or list(calls)[-1:]
+        futures = {
+            shard: self.submit(shard.attempt, call)
+            for shard, call in calls.items()
+            if shard not in here
+        }
+        results: dict[Shard, _Result | None] = {}
+        failed: errors.ReverbError | None = None
         try:
-            result = last.attempt(its_call)
+            for shard in here:
+                try:
+                    results[shard] = shard.attempt(calls[shard])
+                except errors.ReverbError as error:
+                    failed = failed or error
         finally:
-            wait(futures)
-        results = [*(future.result() for future in futures), result]
-        return [each for each in results if each is not None]
+            wait(futures.values())
+        if failed is not None:
+            raise failed
+        results |= {shard: future.result() for shard, future in futures.items()}
+        found = [results[shard] for shard in calls]
+        return [each for each in found if each is not None]
 
 
 def _in_list(

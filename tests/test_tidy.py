@@ -71,6 +71,7 @@ LAYERS = [
     {"bridge"},
     {"shard"},
     {"shard_group"},
+    {"shard_near"},
     {"shard_changes", "shard_draw"},
     {"sharded_client"},
     {"server", "dump", "dataset", "tf_client", "doctor", "monitor", "serve_config"},

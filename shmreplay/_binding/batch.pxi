@@ -276,7 +276,7 @@ cdef class Batch:
                 rc = sr_gather(
                     &self.session.store.st, self.n, self.items, plan.n, dst, nbytes, &bad)
             if rc == SR_ELSEWHERE:
-                rc = self.gather_apart(0, self.n, plan.n, dst, nbytes, &bad)
+                rc = self.gather_apart(0, self.n, NULL, plan.n, dst, nbytes, &bad)
         finally:
             for c in range(got):
                 PyBuffer_Release(&bufs[c])
@@ -286,12 +286,15 @@ cdef class Batch:
             return bad
         return self.info_arrays(), arrays
 
-    cdef int gather_apart(self, uint32_t first, uint32_t count, uint32_t n_cols, char **dst,
-                          const uint64_t *nbytes, uint32_t *bad) except? -100:
-        """As sr_gather, of items some of whose rows lie apart from their blocks."""
+    cdef int gather_apart(self, uint32_t first, uint32_t count, const uint32_t *where,
+                          uint32_t n_cols, char **dst, const uint64_t *nbytes,
+                          uint32_t *bad) except? -100:
+        """As sr_gather_to (where NULL: as sr_gather), of items some of whose rows lie apart from
+        their blocks.
+        """
         cdef RowReader reader = RowReader(self.session.store)
         cdef sr_sampled *item
-        cdef uint32_t i, c
+        cdef uint32_t i, c, row
         reader.ses = &self.session.ses
         try:
             for i in range(count):
@@ -300,7 +303,8 @@ cdef class Batch:
                 if sr_item_columns(&self.session.store.st, item) != n_cols:
                     return SR_INVALID
                 for c in range(n_cols):
-                    if not reader.column(item, c, dst[c] + nbytes[c] * i, nbytes[c]):
+                    row = i if where == NULL else where[i]
+                    if not reader.column(item, c, dst[c] + nbytes[c] * row, nbytes[c]):
                         return SR_INVALID
         finally:
             reader.close()
@@ -366,7 +370,7 @@ cdef class Batch:
                 rc = sr_gather(
                     &self.session.store.st, 1, self.items + i, plan.n, dst, nbytes, &bad)
         if rc == SR_ELSEWHERE:
-            rc = self.gather_apart(i, 1, plan.n, dst, nbytes, &bad)
+            rc = self.gather_apart(i, 1, NULL, plan.n, dst, nbytes, &bad)
         if rc != SR_OK:
             raise_status(SR_CORRUPT, "reading an item")
         return arrays
@@ -414,7 +418,7 @@ cdef class Batch:
                 rc = sr_gather(
                     &self.session.store.st, count, self.items + first, n_cols, dst, nbytes, &bad)
             if rc == SR_ELSEWHERE:
-                rc = self.gather_apart(first, count, n_cols, dst, nbytes, &bad)
+                rc = self.gather_apart(first, count, NULL, n_cols, dst, nbytes, &bad)
         finally:
             for c in range(got):
                 PyBuffer_Release(&bufs[c])

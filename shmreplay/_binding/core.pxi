@@ -227,6 +227,9 @@ cdef extern from "_core/shmreplay.h" nogil:
     const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c)
     int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
                   char **dst, const uint64_t *bytes, uint32_t *bad)
+    int sr_gather_to(const sr_store *st, uint32_t n, const sr_sampled *items,
+                     const uint32_t *where, uint32_t n_cols, char **dst, const uint64_t *bytes,
+                     uint32_t *bad)
     int sr_item_run(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t number,
                     sr_run *out)
 

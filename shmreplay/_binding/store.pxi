@@ -304,6 +304,11 @@ cdef class Store:
         self.usable()
         return bool(sr_priority_ok(&self.st, table, priority))
 
+    def has_events(self, uint32_t table):
+        """Does the table have extensions?"""
+        self.usable()
+        return bool(sr_table_has_events(&self.st, table))
+
     def consumes(self, uint32_t table):
         """Is what is drawn not drawn again: out of the table, or through a pass?"""
         self.usable()

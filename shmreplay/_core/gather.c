@@ -282,16 +282,36 @@ static void copy_rows(char *to, const char *const *src, uint32_t n, uint64_t byt
     }
 }
 
+/* As copy_rows, to rows that do not follow each other. */
+static void spread_rows(char *to, const uint32_t *where, const char *const *src, uint32_t n,
+                        uint64_t bytes) {
+    if (bytes <= 8) {
+        for (uint32_t i = 0; i < n; i++) copy_small(to + bytes * where[i], src[i], bytes);
+        return;
+    }
+    for (uint32_t i = 0; i < n && i < AHEAD; i++) prefetch((uintptr_t)src[i], bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        if (i + AHEAD < n) prefetch((uintptr_t)src[i + AHEAD], bytes);
+        sr_copy(to + bytes * where[i], src[i], bytes);
+    }
+}
+
 /* At most GROUP items that are whole rows of blocks. Column after column: so the rows that are read
  * together lie as close as they can, and so do their copies. */
 static int gather_blocks(const sr_store *st, const sr_sampled *items, uint32_t n, uint32_t n_cols,
-                         char *const *dst, const uint64_t *bytes, uint64_t first, uint32_t *bad) {
+                         const uint32_t *where, char *const *dst, const uint64_t *bytes,
+                         uint64_t first, uint32_t *bad) {
     if (n == 0) return SR_OK;
     group g;
     int rc = find_blocks(st, items, n, n_cols, &g, bad);
     for (uint32_t c = 0; rc == SR_OK && c < n_cols; c++) {
         rc = find_rows(&g, n, c, bytes[c], bad);
-        if (rc == SR_OK) copy_rows(dst[c] + bytes[c] * first, g.src, n, bytes[c]);
+        if (rc != SR_OK) break;
+        if (where == NULL) {
+            copy_rows(dst[c] + bytes[c] * first, g.src, n, bytes[c]);
+        } else {
+            spread_rows(dst[c], where + first, g.src, n, bytes[c]);
+        }
     }
     return rc;
 }
@@ -346,27 +366,29 @@ static int gather_traj(const sr_store *st, const sr_sampled *item, uint32_t i, u
 
 /* The items from `first` on that are trajectories, up to the first that is not: `*stop`. */
 static int gather_trajs(const sr_store *st, const sr_sampled *items, uint32_t first, uint32_t n,
-                        uint32_t n_cols, char *const *dst, const uint64_t *bytes, uint32_t *stop) {
+                        uint32_t n_cols, const uint32_t *where, char *const *dst,
+                        const uint64_t *bytes, uint32_t *stop) {
     for (uint32_t i = first; i < n && i < first + AHEAD; i++) prefetch_traj(st, &items[i]);
     for (*stop = first; *stop < n; ++*stop) {
         if (SR_REF_KIND(items[*stop].ref) == SR_KIND_BLOCK) break;
         if (*stop + AHEAD < n) prefetch_traj(st, &items[*stop + AHEAD]);
-        int rc = gather_traj(st, &items[*stop], *stop, n_cols, dst, bytes);
+        uint32_t row = where == NULL ? *stop : where[*stop];
+        int rc = gather_traj(st, &items[*stop], row, n_cols, dst, bytes);
         if (rc != SR_OK) return rc;
     }
     return SR_OK;
 }
 
-int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
-              char *const *dst, const uint64_t *bytes, uint32_t *bad) {
+int sr_gather_to(const sr_store *st, uint32_t n, const sr_sampled *items, const uint32_t *where,
+                 uint32_t n_cols, char *const *dst, const uint64_t *bytes, uint32_t *bad) {
     uint32_t i = 0;
     while (i < n) {
         uint32_t end = i, at = 0;
         while (end < n && end - i < GROUP && SR_REF_KIND(items[end].ref) == SR_KIND_BLOCK) end++;
-        int rc = gather_blocks(st, items + i, end - i, n_cols, dst, bytes, i, &at);
+        int rc = gather_blocks(st, items + i, end - i, n_cols, where, dst, bytes, i, &at);
         at += i;
         if (rc == SR_OK && end < n && SR_REF_KIND(items[end].ref) != SR_KIND_BLOCK) {
-            rc = gather_trajs(st, items, end, n, n_cols, dst, bytes, &end);
+            rc = gather_trajs(st, items, end, n, n_cols, where, dst, bytes, &end);
             at = end;
         }
         if (rc != SR_OK) {
@@ -376,4 +398,9 @@ int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t 
         i = end;
     }
     return SR_OK;
+}
+
+int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
+              char *const *dst, const uint64_t *bytes, uint32_t *bad) {
+    return sr_gather_to(st, n, items, NULL, n_cols, dst, bytes, bad);
 }

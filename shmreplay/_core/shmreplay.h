@@ -371,6 +371,9 @@ const void *sr_item_view(const sr_store *st, const sr_sampled *item, uint32_t c)
  * apart: such items are to be read run by run. Runs without locks. */
 int sr_gather(const sr_store *st, uint32_t n, const sr_sampled *items, uint32_t n_cols,
               char *const *dst, const uint64_t *bytes, uint32_t *bad);
+/* The same, with item i at dst[c] + where[i] * bytes[c], among those of other batches. */
+int sr_gather_to(const sr_store *st, uint32_t n, const sr_sampled *items, const uint32_t *where,
+                 uint32_t n_cols, char *const *dst, const uint64_t *bytes, uint32_t *bad);
 /* Run `number` of column c of a pinned item: 1; 0: the column has no more; SR_CORRUPT. */
 int sr_item_run(const sr_store *st, const sr_sampled *item, uint32_t c, uint32_t number,
                 sr_run *out);

@@ -278,8 +278,9 @@ def test_a_table_that_one_shard_has_not(make_server: Callable[..., reverb.Server
 # ---------------------------------------------------------------- waiting, sampling ahead
 
 
-def test_a_queue_over_shards_gives_each_item_once(make: Make) -> None:
-    client, _ = make(("shm", "tcp://", "shm"))
+@each("ways", [("shm", "tcp://", "shm"), ("shm", "shm", "shm")])
+def test_a_queue_over_shards_gives_each_item_once(make: Make, ways: Sequence[str]) -> None:
+    client, _ = make(ways)
     for value in range(30):
         client.insert_batch("queue", rows(value), 1.0)
     seen: list[float] = []
@@ -344,6 +345,116 @@ def test_batches_into_arrays_that_are_there(make: Make) -> None:
     assert len(set(out["x"])) > 1
     with pytest.raises(errors.InvalidArgumentError, match=r"out at .*float32"):
         client.sample_batch("uniform", 16, 10.0, {"x": np.zeros(16, np.float32)})
+
+
+# ---------------------------------------------------------------- shards on this machine
+
+
+def in_one_thread(client: reverb.ShardedClient, patch: pytest.MonkeyPatch) -> None:
+    """From now on a call fails that hands something to another thread."""
+    client.sample_batch("uniform", 1, 10.0)
+
+    def refuse(*arguments: Any) -> Any:
+        raise AssertionError(f"handed over: {arguments}")
+
+    patch.setattr(client._group, "look", lambda shards: None)
+    patch.setattr(client._group, "submit", refuse)
+
+
+def test_near_shards_are_drawn_from_in_the_calling_thread(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, servers = make(("shm", "shm", "shm"))
+    fill(servers[0], "uniform", 0, [1.0] * 10)
+    fill(servers[1], "uniform", 100, [1.0] * 30)
+    in_one_thread(client, monkeypatch)
+    out = {"x": np.full(300, -1.0)}
+    for n, given in ((1, None), (300, None), (300, out)):
+        info, data = client.sample_batch("uniform", n, 10.0, given)
+        np.testing.assert_array_equal(info.key["shard"], data["x"] // 100)
+        np.testing.assert_allclose(info.probability, 1 / 40)
+        np.testing.assert_array_equal(info.table_size, 40)
+        assert info.inserted_ns.shape == (n,) and (info.inserted_ns > 0).all()
+        assert data["x"] is given["x"] if given else len(data["x"]) == n
+    assert set(info.key["shard"]) == {0, 1}
+    unique = np.unique(info.key)
+    assert client.update_priorities("uniform", unique, 2.0) == len(unique)
+    client.mutate_priorities("uniform", deletes=list(unique))
+    assert client.update_priorities("uniform", unique, 3.0) == 0
+
+
+@each("compress", ["none", "lz4"])
+def test_rows_of_near_shards_are_in_their_places(
+    make_server: Callable[..., reverb.Server], monkeypatch: pytest.MonkeyPatch, compress: str
+) -> None:
+    """Items of several steps and columns, whole rows of blocks and trajectories, in one batch."""
+    options: Any = {"compress": compress}
+    tables = [
+        [
+            reverb.Table(
+                "uniform",
+                selectors.Uniform(),
+                selectors.Fifo(),
+                1000,
+                rate_limiters.MinSize(1),
+                seed=seed,
+                **options,
+            )
+        ]
+        for seed in range(2)
+    ]
+    servers = [make_server(each) for each in tables]
+    values: dict[Any, float] = {}
+    for number, server in enumerate(servers):
+        with reverb.Client(server.address) as client, client.trajectory_writer(3) as writer:
+            for i in range(60):
+                value = 1000.0 * number + i
+                writer.append({"wide": np.full(200, value), "pair": (value, np.int8(i))})
+                if i < 2:
+                    continue
+                history = writer.history
+                key = writer.create_item(
+                    "uniform",
+                    1.0,
+                    {
+                        "wide": history["wide"][-3:] if i % 2 else history["wide"][-3::1],
+                        "last": (history["pair"][0][-1], history["pair"][1][-1]),
+                    },
+                )
+                values[number, key] = value
+            writer.end_episode()
+    with reverb.ShardedClient([s.address for s in servers], seed=5) as sharded:
+        in_one_thread(sharded, monkeypatch)
+        info, data = sharded.sample_batch("uniform", 400, 10.0)
+    expected = np.array([values[key] for key in info.key.tolist()])
+    np.testing.assert_array_equal(data["last"][0], expected)
+    np.testing.assert_array_equal(data["last"][1], expected % 1000)
+    steps = expected[:, None, None] + np.array([-2.0, -1.0, 0.0])[:, None]
+    np.testing.assert_array_equal(data["wide"], np.broadcast_to(steps, (400, 3, 200)))
+
+
+def test_items_of_two_kinds_are_refused_and_not_lost(make: Make) -> None:
+    client, servers = make(("shm", "shm"))
+    with reverb.Client(servers[0].address) as one, reverb.Client(servers[1].address) as other:
+        one.insert_batch("queue", {"x": np.arange(2.0)})
+        other.insert_batch("queue", {"x": np.arange(2, 4, dtype=np.float32)})
+    with pytest.raises(errors.InvalidArgumentError, match="cannot be stacked"):
+        client.sample_batch("queue", 4, 10.0)
+    drawn = [client.sample_batch("queue", 1, 10.0).data["x"].item() for _ in range(4)]
+    assert sorted(drawn) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_arrays_that_do_not_fit_lose_nothing(make: Make) -> None:
+    client, servers = make(("shm", "shm"))
+    for number, server in enumerate(servers):
+        fill(server, "queue", 10 * number, [1.0] * 3)
+    wrong = ({"x": np.zeros(5)}, {"x": np.zeros(6, np.int64)}, {"y": np.zeros(6)}, [np.zeros(6)])
+    for out in wrong:
+        with pytest.raises(errors.InvalidArgumentError, match="out"):
+            client.sample_batch("queue", 6, 10.0, out)
+    longer = {"x": np.zeros((8, 2))[:, 0]}
+    batch = client.sample_batch("queue", 6, 10.0, longer)
+    assert sorted(longer["x"][:6]) == sorted(batch.data["x"]) == [0, 1, 2, 10, 11, 12]
 
 
 def _child(sender: Any, client: reverb.ShardedClient) -> None:
