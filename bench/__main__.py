@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench import (
     batch_insert,
+    block_append,
     borrow,
     bridge,
     checkpoint,
@@ -60,11 +61,11 @@ class Question:
 SECONDS = {
     "import_time": 15.0,
     "copy_vs_zero_copy": 80.0,
-    "scaling": 70.0,
+    "scaling": 130.0,
     "bridge": 100.0,
     "peers": 500.0,
     "peers_remote": 150.0,
-    "paper": 1500.0,
+    "paper": 900.0,
 }
 """What a question usually takes, where not about half a minute: only to say what is left."""
 
@@ -79,6 +80,7 @@ QUESTIONS: dict[str, Question] = {
     for module in (
         single_insert,
         batch_insert,
+        block_append,
         uniform_sample,
         prioritized,
         borrow,
@@ -118,7 +120,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on after the last finished question of the same run, which was interrupted",
+        help="go on after the last finished case of the same run, which was interrupted",
     )
     parser.add_argument(
         "--peers",
@@ -174,6 +176,7 @@ def _run(bench: Bench, chosen: Sequence[str], unfinished: Unfinished) -> None:
     scale = QUICK_SCALE if bench.settings.quick else 1.0
     clock = Clock({name: scale * QUESTIONS[name].seconds for name in chosen}, unfinished.seconds)
     bench.report = lambda text: report.say(f"{clock.line} {text}")
+    bench.note = unfinished.write
     for name in chosen:
         if name in unfinished.seconds:
             continue
@@ -211,7 +214,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _run(bench, chosen, unfinished)
     wanted = [target for target in all_targets() if target.row[0] in chosen]
     wanted += peers.targets(bench.figures) + paper.targets(bench.figures)
-    verdicts = judge(wanted, bench.figures)
+    wanted += paper.quantity_targets(bench.quantities)
+    verdicts = judge(wanted, bench.figures, bench.quantities)
     report.say(report.as_text(bench, verdicts))
     questions = {name: question.text for name, question in QUESTIONS.items()}
     for path in report.write(arguments.output, stem, bench, verdicts, environment, questions):

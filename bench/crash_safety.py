@@ -128,7 +128,7 @@ def _prepare_worker(stack: ExitStack, case: str, rows: int, fragile: bool) -> Me
     """Starts a process that measures the one or the other package."""
     root = _fragile_copy() if fragile else ROOT
     command = [sys.executable, "-m", "bench.crash_safety_worker", case, str(rows)]
-    return workers.start(stack, command, root, {})
+    return workers.Worker(stack, command, root, {}).ready()
 
 
 def run(bench: Bench) -> None:

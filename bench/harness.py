@@ -39,11 +39,13 @@ class Contender:
         prepare: Builds the contender, filled and pre-faulted, and returns what measures it. What
             must be closed afterwards goes on the stack.
         ours: Whether shmreplay does the work (and the plots set it off).
+        box: Seconds for one repetition of it; None: as for the others of the comparison.
     """
 
     name: str
     prepare: Callable[[ExitStack], Measure]
     ours: bool = False
+    box: float | None = None
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,9 @@ class Bench:
         failures: What went wrong.
         skipped: What could not be measured here.
         quantities: What was measured besides rates.
+        finished: The cases that are done, as (question, case): a run that is resumed leaves them
+            out.
+        note: Called whenever a case is finished.
     """
 
     settings: Settings
@@ -228,6 +233,17 @@ class Bench:
     failures: list[Failure] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     quantities: list[Quantity] = field(default_factory=list)
+    finished: list[tuple[str, str]] = field(default_factory=list)
+    note: Callable[[], None] = lambda: None
+
+    def has(self, question: str, case: str) -> bool:
+        """Whether this case was finished, by the run that this one resumes."""
+        return (question, case) in self.finished
+
+    def finish(self, question: str, case: str) -> None:
+        """Notes that a case is finished: whatever interrupts the run, it need not be done again."""
+        self.finished.append((question, case))
+        self.note()
 
     def compare(
         self,
@@ -238,8 +254,9 @@ class Bench:
         bytes_per_item: int,
         items_per_call: int = 1,
         box: float = 0.5,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Measures contenders beside each other.
+        """Measures contenders beside each other, unless that was done by the run before.
 
         Each repetition runs every contender once; the next repetition starts with the next
         contender, so that none is always the first. A contender that fails is recorded and left out
@@ -252,17 +269,19 @@ class Bench:
             bytes_per_item: Payload of an item in bytes.
             items_per_call: Items that one call handles.
             box: Seconds for one repetition of one contender, before `settings.box_scale`.
+            after: Called when all is measured: what else belongs to the case.
         """
-        seconds = box * self.settings.box_scale
+        if self.has(question, case):
+            return
         self.report(f"{question}: {case}")
         with ExitStack() as stack:
-            live = self._prepare(stack, question, case, contenders, seconds)
+            live = self._prepare(stack, question, case, contenders, box)
             values: dict[str, list[float]] = {contender.name: [] for contender, _ in live}
             for repetition in range(self.settings.repeat):
                 turn = repetition % len(live) if live else 0
                 for contender, measure in live[turn:] + live[:turn]:
                     try:
-                        reading = _settled(measure, seconds)
+                        reading = _settled(measure, self._seconds(contender, box))
                         values[contender.name].append(reading.seconds / reading.calls)
                     except Exception as error:
                         self._fail(error, question, case, contender.name)
@@ -280,6 +299,11 @@ class Bench:
                     taken,
                 )
             )
+        after()
+        self.finish(question, case)
+
+    def _seconds(self, contender: Contender, box: float) -> float:
+        return (box if contender.box is None else contender.box) * self.settings.box_scale
 
     def _prepare(
         self,
@@ -287,14 +311,14 @@ class Bench:
         question: str,
         case: str,
         contenders: Sequence[Contender],
-        seconds: float,
+        box: float,
     ) -> list[tuple[Contender, Measure]]:
         """Builds and warms up every contender; returns those that can be measured."""
         live: list[tuple[Contender, Measure]] = []
         for contender in contenders:
             try:
                 measure = contender.prepare(stack)
-                measure(seconds / 2)
+                measure(self._seconds(contender, box) / 2)
             except Exception as error:
                 self._fail(error, question, case, contender.name)
             else:
@@ -303,7 +327,9 @@ class Bench:
 
     def skip(self, question: str, case: str, contender: str, reason: str) -> None:
         """Notes a contender that cannot be measured here; the report lists it."""
-        self.skipped.append(Skipped(question, case, contender, reason))
+        skipped = Skipped(question, case, contender, reason)
+        if skipped not in self.skipped:
+            self.skipped.append(skipped)
 
     def _fail(self, error: Exception, question: str, case: str, contender: str) -> None:
         failure = Failure.of(error, question, case, contender)

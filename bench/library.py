@@ -47,6 +47,7 @@ def serve(
     *,
     exponent: float | None = None,
     stripes: int | None = None,
+    spare_bytes: int = SPARE_BYTES,
 ) -> tuple[str, shmreplay.Client]:
     """Serves one table of `rows` items, as long as the stack lives.
 
@@ -56,6 +57,7 @@ def serve(
         item_bytes: Payload of an item in bytes; the store gets room for it twice.
         exponent: Of the priorities; None for a uniform table.
         stripes: Of the table; None leaves it to the library.
+        spare_bytes: Room beside the items.
 
     Returns:
         The store's address and a client.
@@ -75,7 +77,7 @@ def serve(
     )
     # Twice the payload: blocks that are being evicted and blocks that are being filled, plus slots
     # and the records of trajectories.
-    capacity = 2 * rows * (item_bytes + 512) + SPARE_BYTES
+    capacity = 2 * rows * (item_bytes + 512) + spare_bytes
     server = stack.enter_context(reverb.Server([table], capacity=capacity))
     client: shmreplay.Client = stack.enter_context(reverb.Client(server.address))
     return server.address, client

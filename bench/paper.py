@@ -7,6 +7,7 @@ same over the bridge; the latency of a learner; and the cost of a call by the si
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -37,11 +38,25 @@ QUICK_REMOTE_CLIENTS = (1, 40)
 REMOTE_PROCESSES = 4
 REMOTE_THREADS = 4
 REMOTE_PAYLOAD = 4_000
+REMOTE_CASE = "insert 4 kB over the bridge"
 STRIPES = {"one stripe": 1, "striped": 8}
 OVERLOAD_BOX = 4.0
+OVERLOAD_CLIENTS = 100
 CHUNKS = {400: 16, 4_000: 16, 40_000: 4, 400_000: 1}
 FAIR = "most items of a client / least"
 OVERLOAD = 0.95
+LATENCY_LIMIT = 1.2
+FLAT_LIMIT = 2.0
+_CORES = "there are as many actors as cores: the learner waits for one of them to give up its own"
+_OVERLOAD = (
+    "more clients than cores take turns on them: each turn begins with cold caches, and one that "
+    "is preempted under a lock holds up the others until it runs again; bench/scaling.py has the "
+    "same for processes that share nothing"
+)
+_FLAT = (
+    "a table that does not fit the caches any more costs misses: a slot, a block and its row each, "
+    "and for priorities the levels of the tree"
+)
 
 
 def label(count: int) -> str:
@@ -173,24 +188,34 @@ def _many(
 ) -> None:
     """Compares numbers of clients; notes how fair the most were treated."""
     kept: dict[int, Fairness] = {}
+    most, shown = clients[-1], size in (400, REMOTE_PAYLOAD)
 
     def prepare(stack: ExitStack, count: int) -> Measure:
         kept[count] = Fairness(crew_of(stack, count))
         return kept[count]
 
+    def note_fairness() -> None:
+        ratios = tuple(kept[most].ratios[1:]) if most in kept else ()  # The first was the warm-up.
+        if shown and ratios:
+            bench.quantities.append(Quantity(NAME, case, f"{label(most)}: {FAIR}", "x", ratios))
+
     bench.compare(
         NAME,
         case,
-        [Contender(label(n), partial(prepare, count=n), ours=True) for n in clients],
+        [
+            Contender(
+                label(n),
+                partial(prepare, count=n),
+                ours=True,
+                box=OVERLOAD_BOX if shown and n >= OVERLOAD_CLIENTS else None,
+            )
+            for n in clients
+        ],
         bytes_per_item=size,
         items_per_call=items,
-        box=OVERLOAD_BOX if size == 400 or size == REMOTE_PAYLOAD else 1.0,
+        box=1.0,
+        after=note_fairness,
     )
-    most = clients[-1]
-    if most in kept and size in (400, REMOTE_PAYLOAD):
-        ratios = tuple(kept[most].ratios[1:])  # The first was the warm-up.
-        if ratios:
-            bench.quantities.append(Quantity(NAME, case, f"{label(most)}: {FAIR}", "x", ratios))
 
 
 def _crew(stack: ExitStack, count: int, address: str, work: Prepare, size: int) -> Crew:
@@ -205,16 +230,21 @@ def _throughput(bench: Bench) -> None:
     for text, size in sizes.items():
         for stripe_text, stripes in STRIPES.items():
             for what, work in kinds:
+                case = f"{what} {text}, {stripe_text}"
+                if bench.has(NAME, case):
+                    continue
                 with ExitStack() as stack:
                     address = _serve(stack, size, stripes).address
 
                     crew_of = partial(_crew, address=address, work=work, size=size)
                     items = 1 if what == "insert" else remote_batch(size)
-                    _many(bench, f"{what} {text}, {stripe_text}", clients, crew_of, size, items)
+                    _many(bench, case, clients, crew_of, size, items)
 
 
 def _remote(bench: Bench) -> None:
     clients = QUICK_REMOTE_CLIENTS if bench.settings.quick else REMOTE_CLIENTS
+    if bench.has(NAME, REMOTE_CASE):
+        return
     with ExitStack() as stack:
         port = free_port()
         _serve(stack, REMOTE_PAYLOAD, 1, port)
@@ -225,7 +255,7 @@ def _remote(bench: Bench) -> None:
             shares = [len(range(i, count, processes)) for i in range(processes)]
             return Crew(inner, remote, [(address, share) for share in shares])
 
-        _many(bench, "insert 4 kB over the bridge", clients, crew_of, REMOTE_PAYLOAD, 1)
+        _many(bench, REMOTE_CASE, clients, crew_of, REMOTE_PAYLOAD, 1)
 
 
 def run(bench: Bench) -> None:
@@ -234,6 +264,38 @@ def run(bench: Bench) -> None:
     _remote(bench)
     paper_costs.latencies(bench, NAME)
     paper_costs.costs(bench, NAME)
+
+
+def quantity_targets(quantities: Sequence[Quantity]) -> list[Target]:
+    """Returns what latencies and fairness are held to.
+
+    A learner beside as many actors as leave cores over is as fast as alone; clients under overload
+    are served alike.
+
+    Args:
+        quantities: What was measured.
+    """
+    found: list[Target] = []
+    case = paper_costs.LATENCY_CASE
+    for each in quantities:
+        row = (each.question, each.case, each.name)
+        if each.question == NAME and each.name.endswith(FAIR):
+            found.append(Target(f"{each.case}, {each.name}", row, 2.0, False, "x", "quantity"))
+        elif each.question == NAME and each.case == case and not each.name.startswith("0 "):
+            actors, _, percentile = each.name.partition(" actors, ")
+            found.append(
+                Target(
+                    f"sample_batch(256) beside {actors} actors, {percentile}: against none",
+                    row,
+                    LATENCY_LIMIT,
+                    False,
+                    "x",
+                    "quantity",
+                    (each.question, each.case, f"0 actors, {percentile}"),
+                    _CORES if int(actors) >= (os.cpu_count() or 1) else "",
+                )
+            )
+    return found
 
 
 def targets(figures: Sequence[Figure]) -> list[Target]:
@@ -258,6 +320,22 @@ def targets(figures: Sequence[Figure]) -> list[Target]:
                 "x",
                 "items/s",
                 (NAME, case, peak.contender),
+                _OVERLOAD,
             )
         )
+    for case in paper_costs.COST_CASES:
+        here = [f for f in figures if f.question == NAME and f.case == case]
+        if len(here) > 1:
+            found.append(
+                Target(
+                    f"{case}: time with {here[-1].contender} against {here[0].contender}",
+                    (NAME, case, here[-1].contender),
+                    FLAT_LIMIT,
+                    False,
+                    "x",
+                    "us",
+                    (NAME, case, here[0].contender),
+                    _FLAT,
+                )
+            )
     return found

@@ -54,6 +54,8 @@ def acting(stack: ExitStack, address: str) -> Work:
 
 def latencies(bench: Bench, question: str) -> None:
     """Notes p50 and p99 of a learner's sample_batch, for each number of actors in turn."""
+    if bench.has(question, LATENCY_CASE):
+        return
     counts = QUICK_ACTORS if bench.settings.quick else ACTORS
     seconds = LATENCY_BOX * bench.settings.box_scale
     bench.report(f"{question}: {LATENCY_CASE}")
@@ -73,6 +75,7 @@ def latencies(bench: Bench, question: str) -> None:
             values = tuple(pair[place] for pair in found[count])
             name = f"{count} actors, {name}"
             bench.quantities.append(Quantity(question, LATENCY_CASE, name, "us", values))
+    bench.finish(question, LATENCY_CASE)
 
 
 def _percentiles(client: Any, start: float, seconds: float) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from typing import Any
 from bench.harness import Bench, Figure, Quantity, Spread
 from bench.targets import Verdict
 
+NO_REASON = "no reason is known: it is ours"
 PACKAGES = ("shmreplay", "numpy", "posix_ipc", "lz4", "pyzmq", "matplotlib")
 
 
@@ -293,10 +294,10 @@ def as_markdown(
         "",
         *_markdown_table(TARGET_HEADS, [_verdict_cells(verdict) for verdict in verdicts]),
     ]
-    reasons = [v.target for v in verdicts if v.met is False and v.target.reason]
-    if reasons:
+    missed = [v.target for v in verdicts if v.met is False]
+    if missed:
         lines += ["", "Why some are not met:", ""]
-        lines += [f"- {target.text}: {target.reason}" for target in reasons]
+        lines += [f"- {target.text}: {target.reason or NO_REASON}." for target in missed]
     by_stem = {plot.stem.partition("-")[2]: plot for plot in plots if plot.suffix == ".png"}
     last = ""
     for (question, case), figures in grouped(bench.figures).items():

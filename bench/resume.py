@@ -13,7 +13,7 @@ from typing import Any
 from bench.harness import Bench, Failure, Quantity, Skipped
 from bench.report import as_json, figure_of
 
-FORMAT = 1
+FORMAT = 2
 
 
 class ResumeError(RuntimeError):
@@ -21,10 +21,10 @@ class ResumeError(RuntimeError):
 
 
 class Unfinished:
-    """The file beside the results that holds the finished questions of a run under way.
+    """The file beside the results that holds the finished cases of a run under way.
 
-    Written anew after every question and put in place in one step, so that whatever interrupts a
-    run leaves all that was whole. The last write of the results removes it.
+    Written anew after every case and put in place in one step, so that whatever interrupts a run
+    leaves all that was whole. The last write of the results removes it.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Unfinished:
         self.seconds: dict[str, float] = {}
 
     def load(self) -> None:
-        """Takes over the finished questions.
+        """Takes over the finished cases.
 
         Raises:
             ResumeError: There is nothing to resume, or it was another run: other questions, other
@@ -70,11 +70,16 @@ class Unfinished:
         self._bench.quantities += [
             Quantity(**{**each, "values": tuple(each["values"])}) for each in document["quantities"]
         ]
+        self._bench.finished += [(question, case) for question, case in document["finished"]]
         self.seconds.update(document["seconds"])
 
     def finished(self, name: str, seconds: float) -> None:
         """Notes that a question is finished and took so many seconds."""
         self.seconds[name] = seconds
+        self.write()
+
+    def write(self) -> None:
+        """Notes all that is finished."""
         part = self._path.with_suffix(".part")
         part.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(self._document(), indent=1) + "\n")
@@ -94,6 +99,7 @@ class Unfinished:
             "versions": whole["versions"],
             "machine": whole["machine"],
             "seconds": self.seconds,
+            "finished": self._bench.finished,
             "figures": whole["figures"],
             "failures": whole["failures"],
             "skipped": whole["skipped"],

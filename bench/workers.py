@@ -13,8 +13,11 @@ from typing import IO
 
 from bench.harness import Measure, Reading
 
-ANSWER_SECONDS = 300.0
-"""A worker that says nothing for this long, beyond what it was told to measure, is given up."""
+READY_SECONDS = 300.0
+"""A worker that is not ready after this time is given up."""
+
+ANSWER_SECONDS = 60.0
+"""As is one that says nothing for this long, beyond what it was told to measure."""
 
 END_SECONDS = 20.0
 ERROR_CHARACTERS = 2000
@@ -26,16 +29,13 @@ class Worker:
     def __init__(
         self, stack: ExitStack, command: Sequence[str], cwd: Path, env: Mapping[str, str]
     ) -> None:
-        """Starts it and waits until it says that it is ready.
+        """Starts it.
 
         Args:
             stack: Ends it.
             command: What to run.
             cwd: Where.
             env: Set on top of this process's environment.
-
-        Raises:
-            RuntimeError: It ended or said nothing; with the end of what it wrote to its stderr.
         """
         self._errors = stack.enter_context(tempfile.TemporaryFile("w+"))
         self._process = subprocess.Popen(
@@ -51,13 +51,26 @@ class Worker:
         self._request: IO[str] = self._process.stdin
         self._answer: IO[str] = self._process.stdout
         stack.callback(self._end)
-        self._hear(ANSWER_SECONDS)
+
+    def ready(self) -> Measure:
+        """Waits until it says that it is ready; returns what measures with it.
+
+        Raises:
+            RuntimeError: It ended or said nothing; with the end of what it wrote to its stderr.
+        """
+        self._hear(READY_SECONDS)
+        return self.measure
+
+    def bid(self) -> None:
+        """Tells it to end, without waiting for that."""
+        if not self._request.closed:
+            self._request.close()
 
     def measure(self, seconds: float) -> Reading:
         """Lets it measure for this many seconds.
 
         Raises:
-            RuntimeError: As when it starts.
+            RuntimeError: As `ready`.
         """
         self._request.write(f"{seconds!r}\n")
         self._request.flush()
@@ -77,15 +90,10 @@ class Worker:
 
     def _end(self) -> int:
         """Ends it by closing its input, or by force; returns its exit status."""
-        self._request.close()
+        self.bid()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._answer.close()
         return self._process.wait()
-
-
-def start(stack: ExitStack, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Measure:
-    """Starts a worker; returns what measures with it."""
-    return Worker(stack, command, cwd, env).measure
