@@ -63,8 +63,8 @@ SECONDS = {
     "copy_vs_zero_copy": 80.0,
     "scaling": 130.0,
     "bridge": 100.0,
-    "peers": 500.0,
-    "peers_remote": 150.0,
+    "peers": 450.0,
+    "peers_remote": 330.0,
     "paper": 900.0,
 }
 """What a question usually takes, where not about half a minute: only to say what is left."""
