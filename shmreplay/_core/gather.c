@@ -285,14 +285,9 @@ static void copy_rows(char *to, const char *const *src, uint32_t n, uint64_t byt
 /* As copy_rows, to rows that do not follow each other. */
 static void spread_rows(char *to, const uint32_t *where, const char *const *src, uint32_t n,
                         uint64_t bytes) {
-    if (bytes <= 8) {
-        for (uint32_t i = 0; i < n; i++) copy_small(to + bytes * where[i], src[i], bytes);
-        return;
-    }
-    for (uint32_t i = 0; i < n && i < AHEAD; i++) prefetch((uintptr_t)src[i], bytes);
     for (uint32_t i = 0; i < n; i++) {
-        if (i + AHEAD < n) prefetch((uintptr_t)src[i + AHEAD], bytes);
-        sr_copy(to + bytes * where[i], src[i], bytes);
+        if (i + AHEAD < n && bytes > 8) prefetch((uintptr_t)src[i + AHEAD], bytes);
+        copy_small(to + bytes * where[i], src[i], bytes);
     }
 }
 
