@@ -301,12 +301,8 @@ static int gather_blocks(const sr_store *st, const sr_sampled *items, uint32_t n
     int rc = find_blocks(st, items, n, n_cols, &g, bad);
     for (uint32_t c = 0; rc == SR_OK && c < n_cols; c++) {
         rc = find_rows(&g, n, c, bytes[c], bad);
-        if (rc != SR_OK) break;
-        if (where == NULL) {
-            copy_rows(dst[c] + bytes[c] * first, g.src, n, bytes[c]);
-        } else {
-            spread_rows(dst[c], where + first, g.src, n, bytes[c]);
-        }
+        if (rc == SR_OK && where == NULL) copy_rows(dst[c] + bytes[c] * first, g.src, n, bytes[c]);
+        else if (rc == SR_OK) spread_rows(dst[c], where + first, g.src, n, bytes[c]);
     }
     return rc;
 }
