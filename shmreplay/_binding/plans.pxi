@@ -13,8 +13,9 @@ cdef class Node:
     cdef list children
     cdef type cls
     cdef Py_ssize_t n
-    # Of a dict, all strings: its keys in the order in which they came the last time that it was
-    # another one, and of each where it stands in `keys`, -1: nowhere. `orders` counts those times.
+    # Of a dict that has all of `keys`: its keys in the order in which they came the last time that
+    # it was another one, and of each where it stands in `keys`, -1: nowhere, as `n` may be more
+    # than those. `orders` counts those times.
     cdef tuple order
     cdef int32_t *place
     cdef int orders
@@ -23,19 +24,20 @@ cdef class Node:
         free(self.place)
 
     cdef int learn_order(self, dict data) except -1:
-        cdef Py_ssize_t i
+        """Remember the order of a dict of strings that has all of the keys."""
+        cdef Py_ssize_t i, known = 0
         cdef tuple order = tuple(data)
         cdef dict places = {key: i for i, key in enumerate(self.keys)}
         cdef int32_t *place
         self.orders += 1
         for key in order:
-            if type(key) is not str:
-                self.orders = ORDERS_MAX
-                return 0
-        place = <int32_t *>malloc(max(len(order), 1) * sizeof(int32_t))
+            known += key in places
+        if len(order) != self.n or known != len(places):
+            return 0  # it was changed meanwhile
+        place = <int32_t *>malloc(max(self.n, 1) * sizeof(int32_t))
         if place == NULL:
             raise MemoryError
-        for i in range(len(order)):
+        for i in range(self.n):
             place[i] = places.get(order[i], -1)
         free(self.place)
         self.place = place
@@ -43,8 +45,27 @@ cdef class Node:
         return 0
 
 
+cdef bint look_up(dict data, Node node, Py_ssize_t n, PyObject **found) except -1:
+    """As find_leaves, by looking for each. Runs no other code, as strings are compared by none."""
+    cdef Py_ssize_t i, at = 0
+    cdef PyObject *key
+    if PyDict_Size(data) != node.n:
+        return False
+    while PyDict_Next(data, &at, &key, NULL):
+        if type(<object>key) is not str:
+            return False
+    for i in range(n):
+        if type(node.keys[i]) is not str:
+            return False
+        found[i] = PyDict_GetItemWithError(data, node.keys[i])
+        if found[i] == NULL:
+            return False
+    return True
+
+
 cdef bint find_leaves(dict data, Node node, Py_ssize_t n, PyObject **found) except -1:
-    """The values of the node's first n keys, borrowed. False: other keys, or another number.
+    """The values of the node's n keys, borrowed. False: other keys, or another number, or some that
+    are no plain strings.
 
     Dicts are mostly made by one line of a program, and have the very same strings in the same
     order: then nothing is looked up.
@@ -62,16 +83,13 @@ cdef bint find_leaves(dict data, Node node, Py_ssize_t n, PyObject **found) exce
             i += 1
         if i == node.n:
             return True
-    if node.orders < ORDERS_MAX:
-        # Before anything is borrowed: making objects may run other code.
-        node.learn_order(data)
-        if len(data) != node.n:
-            return False
-    for i in range(n):
-        found[i] = PyDict_GetItemWithError(data, node.keys[i])
-        if found[i] == NULL:
-            return False
-    return True
+    if not look_up(data, node, n, found):
+        return False
+    if node.orders >= ORDERS_MAX:
+        return True
+    # Making objects may run other code, which may change the dict: what was borrowed is void.
+    node.learn_order(data)
+    return look_up(data, node, n, found)
 
 
 cdef Node compile_node(object structure):

@@ -130,3 +130,60 @@ def test_a_slice_beyond_the_history_is_refused(client: reverb.Client, bound: int
         if bound != 2**70:  # as with a list, the far end of the integers is that of the history
             with pytest.raises(errors.InvalidArgumentError, match="slice bound"):
                 writer.history["a"][:bound]
+
+
+def test_steps_with_a_gap_in_place_of_a_key_are_not_learnt(client: reverb.Client) -> None:
+    """As many keys as the last whole step, but others: what those hold is not looked for."""
+    with client.trajectory_writer(num_keep_alive_refs=8) as writer:
+        for _ in range(2):
+            writer.append({"a": 1, "b": 2})
+        for number in range(6):
+            writer.append({"a": number, "c": None})
+            with pytest.raises(errors.InvalidArgumentError):
+                writer.history["b"][-1]
+            writer.create_item("t", 1.0, {"a": writer.history["a"][-1]})
+        writer.append({"a": 7, "b": 8})
+        writer.create_item("t", 1.0, {name: writer.history[name][-1] for name in "ab"})
+    expected = [{"a": number} for number in range(6)] + [{"a": 7, "b": 8}]
+    assert [dict(data) for data in all_data(client)] == expected
+
+
+def test_items_by_turns_of_other_columns(client: reverb.Client) -> None:
+    turns = ["ab", "ac", "ab", "ab", "ab", "ac", "ab", "ab"]
+    with client.trajectory_writer(num_keep_alive_refs=2) as writer:
+        writer.append({"a": 1, "b": 2, "c": 3})
+        for names in turns:
+            writer.create_item("t", 1.0, {name: writer.history[name][-1] for name in names})
+    values = {"a": 1, "b": 2, "c": 3}
+    assert [dict(data) for data in all_data(client)] == [
+        {name: values[name] for name in names} for names in turns
+    ]
+
+
+class Disguised(str):
+    """A key that says to be "b", and changes the dict that it is in when it is asked."""
+
+    step: dict[str, Any]
+
+    def __hash__(self) -> int:
+        return hash("b")
+
+    def __eq__(self, other: object) -> bool:
+        if self.step["a"][0] == 1.0:
+            self.step["a"] = np.full(100, 2.0)
+            # The memory of what was there before is likely used by one of these.
+            self.others = [np.full(100, 3.0) for _ in range(8)]
+        return True
+
+
+def test_a_key_that_changes_the_step_while_it_is_read(client: reverb.Client) -> None:
+    with client.trajectory_writer(num_keep_alive_refs=2) as writer:
+        for _ in range(3):
+            writer.append({"a": np.zeros(100), "b": 0})
+        for _ in range(3):
+            key = Disguised("x")
+            key.step = {"a": np.full(100, 1.0), key: 5}
+            writer.append(key.step)
+            writer.create_item("t", 1.0, {"a": writer.history["a"][-1]})
+    for data in all_data(client):
+        assert set(data["a"].tolist()) in ({1.0}, {2.0})
