@@ -36,7 +36,7 @@ cdef class ColumnHistory:
         n = (<RowWriter>self.writer).history_length()
         if type(index) is slice:
             if not sr_slice_bounds(index, &start, &stop):
-                return self.slice(index, n)
+                return self.slice(index)
             # Steps that follow each other, [-1:] mostly.
             if start < -n or start > n:
                 bound_of(self.column.path, start, n, n)
@@ -59,8 +59,8 @@ cdef class ColumnHistory:
             f"history of column {self.column.path} must be indexed by int, slice or list of int, "
             f"got {type(index).__name__}. Use for instance history[-1] or history[-3:].")
 
-    cdef TrajectoryColumn slice(self, object index, Py_ssize_t n):
-        cdef Py_ssize_t start, stop, step
+    cdef TrajectoryColumn slice(self, object index):
+        cdef Py_ssize_t start, stop, step, n
         # None becomes 0 or the far end of the integers, in the direction of the step.
         try:
             PySlice_Unpack(index, &start, &stop, &step)
@@ -72,6 +72,8 @@ cdef class ColumnHistory:
             raise errors.InvalidArgumentError(
                 f"history of column {self.column.path}: Got the index {index!r}: {e}; expected "
                 "steps that it has. Use for instance [-1] or [-3:].") from None
+        # Their __index__ is code like any other, which may have appended, or dropped the writer.
+        n = self.owner().history_length()
         # Unlike a list, a bound beyond the history is an error and not cut off: that would be
         # another trajectory than was asked for.
         if step > 0:

@@ -187,3 +187,32 @@ def test_a_key_that_changes_the_step_while_it_is_read(client: reverb.Client) -> 
             writer.create_item("t", 1.0, {"a": writer.history["a"][-1]})
     for data in all_data(client):
         assert set(data["a"].tolist()) in ({1.0}, {2.0})
+
+
+class Bound:
+    """A bound of a slice that does something when it is asked for its number."""
+
+    def __init__(self, number: int, act: Callable[[], object]) -> None:
+        self.number = number
+        self.act = act
+
+    def __index__(self) -> int:
+        self.act()
+        return self.number
+
+
+def test_a_bound_that_drops_the_writer(client: reverb.Client) -> None:
+    writers = [client.trajectory_writer(num_keep_alive_refs=5)]
+    writers[0].append({"a": 1})
+    column = writers[0].history["a"]
+    with pytest.raises(errors.WriterClosedError):
+        column[Bound(0, writers.clear) :]
+
+
+def test_a_bound_that_appends_and_one_that_ends_the_episode(client: reverb.Client) -> None:
+    with client.trajectory_writer(num_keep_alive_refs=5) as writer:
+        writer.append({"a": 1})
+        column = writer.history["a"]
+        assert column[Bound(0, lambda: writer.append({"a": 2})) :].numpy().tolist() == [1, 2]
+        with pytest.raises(errors.InvalidArgumentError, match="slice bound"):
+            column[Bound(1, writer.end_episode) :]
