@@ -94,16 +94,22 @@ def step_bytes(StepWriter writer, tuple numbers, data):
         writer.leave()
 
 
-def append_elsewhere(StepWriter writer):
+def append_elsewhere(StepWriter writer, tuple numbers):
     """Append one step like the last, whose bytes are kept elsewhere: items refer to it by number
-    alone, and nothing of it is read here.
+    alone, and nothing of it is read here. False where the last one is not of these columns, as a
+    signal handler appended another since its bytes were asked for: nothing was done.
     """
+    cdef AppendPlan plan
     cdef Column c
     writer.enter()
     try:
-        for c in writer.plan.columns:
+        plan = plan_again(writer, numbers, {})
+        if plan is None:
+            return False
+        for c in plan.columns:
             c.push(writer.step, 0, 0, 0)
         writer.close_step()
+        return True
     finally:
         writer.leave()
 

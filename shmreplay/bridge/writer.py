@@ -249,15 +249,17 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
                 return False
             run.room -= 1
             return True
-        if self._alone is None:
+        numbers = self._alone
+        if numbers is None:
             return False
-        views = step_bytes(self, self._alone, data)
+        views = step_bytes(self, numbers, data)
         if views is None:
             return False
         # In memory of libzmq's own: nobody has to be told that it was sent.
         buffers = [zmq.Frame(view, copy=True) for view in views]
-        append_elsewhere(self)
-        run = self._run = _Run(self._alone, True, 1)
+        if not append_elsewhere(self, numbers):
+            return False
+        run = self._run = _Run(numbers, True, 1)
         run.buffers = buffers
         self._end_run(run)
         return True

@@ -221,10 +221,41 @@ def test_a_step_whose_bytes_go_elsewhere_counts_as_any(writers: Writers) -> None
         np.float64(1).tobytes(),
     ]
     assert writer.episode_steps == 1
-    append_elsewhere(writer)
+    numbers = writer.row_columns
+    assert append_elsewhere(writer, numbers)
     assert writer.episode_steps == 2
     _, _, references = writer.item_references(0, TABLE, 1.0, both(writer))
     assert [reference[3] for reference in references] == [1, 1]
+    writer.append({"z": 1})
+    assert not append_elsewhere(writer, numbers)
+    assert not append_elsewhere(writers(), numbers)  # which has no step to be like
+    assert writer.episode_steps == 3
+
+
+@pytest.mark.parametrize("between", [{"z": 1}, {"y": 1.0, "x": np.full(100_000, 1, np.int32)}])
+def test_a_step_appended_between_the_bytes_of_another_and_its_place(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, between: dict[str, Any]
+) -> None:
+    """As a signal handler may."""
+    client = connect(serve(in_order(100), capacity=64 << 20))
+    writer = client.trajectory_writer(4)
+    given = [between]
+
+    def bytes_of(*arguments: Any) -> Any:
+        views = step_bytes(*arguments)
+        if views is not None and given:
+            writer.append(given.pop())
+        return views
+
+    monkeypatch.setattr("shmreplay.bridge.writer.step_bytes", bytes_of)
+    for value in range(5):
+        writer.append({"x": np.full(100_000, value, np.int32), "y": float(value)})
+        writer.create_item(TABLE, 1.0, both(writer))
+    writer.close()
+    assert not given
+    for value in range(5):
+        data = client.sample_batch(TABLE, 1, DEADLINE).data
+        assert data["y"].tolist() == [value] and np.all(data["x"] == value)
 
 
 def test_an_item_alike_is_the_record_that_any_is(writers: Writers) -> None:
