@@ -54,6 +54,7 @@ class Dispatcher:
         ports: Sequence[int] = (0,),
         worker: int = 0,
         who: Callable[[Any], str] = lambda source: "",
+        arrivals: Callable[[Any], Callable[[], float]] = lambda source: lambda: math.inf,
     ) -> None:
         """Attaches to the store.
 
@@ -65,9 +66,12 @@ class Dispatcher:
             ports: Of all processes that serve the store.
             worker: Which of them this is.
             who: Names the host or the key that a message is from, by what `take` is given of it.
+            arrivals: Gives, for the same, what tells for how many seconds nothing came through the
+                connection, not even a part of a message.
         """
         self.endpoint = endpoint
         self._who = who
+        self._arrivals = arrivals
         self._compress = compress
         self._send_frames = send
         self._operations = Operations(store_address)
@@ -116,11 +120,31 @@ class Dispatcher:
             self._forget_left_at = math.inf
             self._receipts.forget_left()
         self._room.expire(now)
-        limit = now - limits.BRIDGE_EXPIRE_S
         for session in list(self._sessions.values()):
-            if session.seen_at < limit:
-                _log.warning("%s: a client was not heard of for long, and given up", self.endpoint)
-                self._drop(session)
+            if now - session.seen_at > 2 * limits.BRIDGE_HEARTBEAT_S:
+                self._look_after(session, now)
+
+    def _look_after(self, session: Session, now: float) -> None:
+        """A client did not say that it lives: that may wait behind a large message that comes.
+
+        Then it gets no answer to it either: so it is told that the server lives.
+        """
+        session.seen_at = max(session.seen_at, now - session.quiet_s())
+        if now - session.seen_at <= limits.BRIDGE_EXPIRE_S:
+            if not session.backlog:
+                self._send(session, protocol.encode(Kind.PONG, Writer()))
+            return
+        _log.warning("%s: a client was not heard of for long, and given up", self.endpoint)
+        if session.peer is not None and session.reachable:
+            self._refuse(
+                session.peer,
+                errors.ServerClosedError(
+                    f"the server gave this client up after {limits.BRIDGE_EXPIRE_S:g} s without a"
+                    " sign of life; expected one each second. Make a new Client, and new writers."
+                ),
+            )
+        else:
+            self._drop(session)
 
     # ------------------------------------------------------------------ receiving
 
@@ -227,6 +251,7 @@ class Dispatcher:
         session.reachable = True
         session.backlog.clear()
         session.seen_at = time.monotonic()
+        session.quiet_s = self._arrivals(source)
         self._peers[peer] = session
         for sequence in [s for s in session.answers if s not in waiting]:
             self._forget_answer(session, sequence)

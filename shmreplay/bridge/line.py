@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from typing import Any
@@ -43,6 +44,7 @@ class Line:
         self._sources = [sockets.readable(self._wake_fd)]
         self._source: list[tuple[Any, int]] = []
         self._woken = False
+        self._arrivals: sockets.Arrivals | None = None
 
     @property
     def is_open(self) -> bool:
@@ -57,8 +59,6 @@ class Line:
         socket.setsockopt(zmq.SNDHWM, limits.BRIDGE_REQUESTS)
         socket.setsockopt(zmq.RCVHWM, limits.BRIDGE_REQUESTS)
         socket.setsockopt(zmq.MAXMSGSIZE, limits.BRIDGE_MESSAGE_BYTES)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, int(limits.BRIDGE_HEARTBEAT_S * 1000))
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(limits.BRIDGE_LOST_S * 1000))
         socket.setsockopt(zmq.CONNECT_TIMEOUT, int(WELCOME_S * 1000))
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(WELCOME_S * 1000))
         socket.setsockopt(zmq.IPV6, 1)
@@ -77,7 +77,7 @@ class Line:
             self._socket.close(linger_ms)
         if self._monitor is not None:
             self._monitor.close(0)
-        self._socket = self._monitor = None
+        self._socket = self._monitor = self._arrivals = None
         del self._sources[1:]
 
     def wait(self, seconds: float) -> tuple[bool, str | None]:
@@ -132,7 +132,15 @@ class Line:
     def receive(self) -> list[Any] | None:
         """The frames of a message as buffers, or None."""
         message = sockets.receive(self._source, limits.BRIDGE_PARTS + 2)
-        return None if message is None else [frame.buffer for frame in message[0]]
+        if message is None:
+            return None
+        if self._arrivals is None:
+            self._arrivals = sockets.Arrivals(message[0][0])
+        return [frame.buffer for frame in message[0]]
+
+    def quiet_s(self) -> float:
+        """Seconds for which nothing came, not even a part of a message."""
+        return math.inf if self._arrivals is None else self._arrivals.quiet_s()
 
 
 # ---------------------------------------------------------------------- what lines share

@@ -338,6 +338,9 @@ class LinkThread:
     def _keep_alive(self) -> None:
         now = time.monotonic()
         if now - self._heard_at > limits.BRIDGE_LOST_S:
+            # A large answer may take longer to come.
+            self._heard_at = max(self._heard_at, now - self._line.quiet_s())
+        if now - self._heard_at > limits.BRIDGE_LOST_S:
             self._broken(f"nothing was heard of it for {limits.BRIDGE_LOST_S:g} s")
         elif now - self._said_at > limits.BRIDGE_HEARTBEAT_S or len(self._answered) >= _SAY_AFTER:
             self._send(self._ping())

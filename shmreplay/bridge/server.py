@@ -113,6 +113,7 @@ class BridgeServer:
             *(store_address, self.endpoint, self._compress, self._send),
             *self._place,
             who=sockets.peer_of,
+            arrivals=lambda frame: sockets.Arrivals(frame).quiet_s,
         )
         self._thread = threading.Thread(target=self._run, name="shmreplay-bridge", daemon=True)
         self._thread.start()
@@ -135,8 +136,11 @@ class BridgeServer:
         socket.setsockopt(zmq.SNDHWM, limits.BRIDGE_REQUESTS)
         socket.setsockopt(zmq.RCVHWM, limits.BRIDGE_REQUESTS)
         socket.setsockopt(zmq.MAXMSGSIZE, limits.BRIDGE_MESSAGE_BYTES)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, int(limits.BRIDGE_HEARTBEAT_S * 1000))
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(limits.BRIDGE_LOST_S * 1000))
+        # Not libzmq's heartbeats: those wait behind a large frame that comes.
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, max(int(limits.BRIDGE_LOST_S), 1))
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, max(int(limits.BRIDGE_LOST_S), 1))
+        socket.setsockopt(zmq.TCP_MAXRT, int(limits.BRIDGE_EXPIRE_S * 1000))
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(limits.BRIDGE_LOST_S * 1000))
         socket.setsockopt(zmq.BACKLOG, limits.BRIDGE_SESSIONS)
         socket.setsockopt(zmq.IPV6, 1 if "[" in self.endpoint else 0)

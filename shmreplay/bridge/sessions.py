@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from shmreplay import _native, limits
@@ -59,6 +61,8 @@ class Session:
         self.unpacked = 0
         """Of requests that came compressed and wait: what they became. Its client cannot know."""
         self.seen_at = time.monotonic()
+        self.quiet_s: Callable[[], float] = lambda: math.inf
+        """Seconds for which nothing came through its connection, not even a part of a message."""
         self.sizes: dict[int, tuple[int, int]] = {}
         self._compress = compress
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+import socket as tcp
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import zmq
 
 from shmreplay import limits
 
-__all__ = ["keep_memory", "peer_of", "readable", "receive", "send", "send_lent", "wait"]
+__all__ = ["Arrivals", "keep_memory", "peer_of", "readable", "receive", "send", "send_lent", "wait"]
 
 Socket = zmq.Socket[bytes]
 
@@ -21,6 +24,8 @@ _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 # Frames from there on are sent from where they are; to have a smaller one copied costs less than to
 # be told when it was sent.
 _SHARED_BYTES: Final = 128 * 2**10
+_LAST_DATA_RECV: Final = 52
+"""Where Linux's `tcp_info` says how many milliseconds ago data came last, as u32."""
 
 
 @functools.cache
@@ -99,6 +104,43 @@ def peer_of(frame: zmq.Frame) -> str:
         if found:
             return str(found)
     return ""
+
+
+class Arrivals:
+    """When data came last through a connection, be it of a message that has not come whole.
+
+    libzmq says nothing of such a message, and a large one may take minutes on a slow line. What
+    else its sender says waits behind it.
+    """
+
+    def __init__(self, frame: zmq.Frame) -> None:
+        """Takes a frame that came through the connection."""
+        self._fd = int(frame.get(zmq.SRCFD))
+        self._peer = self._ask(lambda line: line.getpeername())
+
+    def quiet_s(self) -> float:
+        """Seconds since then; infinity where the connection is closed."""
+        return float(self._ask(self._quiet_s))
+
+    def _quiet_s(self, line: tcp.socket) -> float:
+        if line.getpeername() != self._peer:  # another connection got the descriptor
+            return math.inf
+        info = line.getsockopt(tcp.IPPROTO_TCP, tcp.TCP_INFO, _LAST_DATA_RECV + 4)
+        milliseconds: int = struct.unpack_from("=I", info, _LAST_DATA_RECV)[0]
+        return milliseconds / 1000
+
+    def _ask(self, question: Callable[[tcp.socket], Any]) -> Any:
+        """Asks the kernel; the descriptor is libzmq's, and may be closed at any time."""
+        try:
+            line = tcp.socket(fileno=self._fd)
+        except OSError:
+            return math.inf
+        try:
+            return question(line)
+        except OSError:
+            return math.inf
+        finally:
+            line.detach()
 
 
 def readable(source: Any) -> tuple[Any, int]:

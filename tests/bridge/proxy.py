@@ -18,6 +18,7 @@ class Proxy:
         least: Bytes, both ways, that a connection gets at least.
         most: And at most; None never cuts.
         delay: Seconds that each piece waits.
+        rate: Bytes a second that pass; None: as many as can.
     """
 
     def __init__(
@@ -28,14 +29,17 @@ class Proxy:
         least: int = 1500,
         most: int | None = None,
         delay: float = 0.0,
+        rate: float | None = None,
     ) -> None:
         self._target = port
         self._random = random.Random(seed)
-        self._least, self.most, self._delay = least, most, delay
+        self._least, self.most, self._delay, self._rate = least, most, delay, rate
         self.cuts = 0
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0.1)
+        if rate is not None:  # and little is between the ends
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         self.port = int(self._listener.getsockname()[1])
         self._stopping = threading.Event()
         self._refusing = threading.Event()
@@ -105,6 +109,8 @@ class Proxy:
             except OSError:
                 return
             with far:
+                if self._rate is not None:
+                    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
                 try:
                     self._pump(near, far, budget)
                 except OSError:
@@ -125,6 +131,8 @@ class Proxy:
                     return
                 if self._delay:
                     time.sleep(self._delay)
+                if self._rate is not None:
+                    time.sleep(len(data) / self._rate)
                 if budget is not None:
                     data, budget = data[:budget], budget - len(data)
                 (far if source is near else near).sendall(data)
