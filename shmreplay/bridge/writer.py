@@ -12,7 +12,6 @@ import math
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +21,7 @@ import zmq
 from shmreplay import errors, limits
 from shmreplay._native import append_elsewhere, stage_item, stage_step, step_bytes
 from shmreplay.binding_support import table_not_found
-from shmreplay.bridge.pending import Entry, Pending, WriterLog, frames_of
+from shmreplay.bridge.pending import Pending
 from shmreplay.bridge.protocol import (
     INSERTED,
     ITEM,
@@ -34,6 +33,7 @@ from shmreplay.bridge.protocol import (
     Op,
 )
 from shmreplay.bridge.wire import Writer, steps_of_a_run
+from shmreplay.bridge.writer_stream import Run, Stream
 from shmreplay.table_checks import checked_compress
 from shmreplay.trajectory_writer import TrajectoryWriter
 
@@ -45,147 +45,6 @@ __all__ = ["RemoteTrajectoryWriter"]
 _NAN: Final = float("nan")
 # Within so many seconds most messages are answered.
 _SOON_S: Final = 0.05
-
-
-class _Stream:
-    """What a writer has to say, on its way to the server. Used under the writer's lock."""
-
-    def __init__(
-        self, connection: RemoteConnection, keep: int, validate: bool, compress: str | None
-    ) -> None:
-        self.connection = connection
-        self.link = connection.link
-        self.number = connection.writer_number()
-        self.body = Writer()
-        self.begun = 0
-        self.items = 0
-        self.created = 0
-        """Items of all messages so far."""
-        self.last: Pending | None = None
-        """The last message."""
-        self.columns = 0
-        self.counts: list[int] = []
-        """Values of each column in all messages so far."""
-        self.before: list[int] = []
-        self.ends: dict[int, int] = {}
-        self.schemas: dict[int, int] = {}
-        self.keeps: dict[tuple[Any, ...], int] = {}
-        self.error: errors.ReverbError | None = None
-        self.item_error: errors.ReverbError | None = None
-        self.in_flight = 0
-        self.counting = threading.Lock()
-        self.asked = False
-        """Whether the link's thread was asked to send what there is."""
-        self.missed = False
-        """Whether it could not: whoever has the lock does, before or after giving it back."""
-        self.closed = False
-        body = Writer()
-        body.u32(self.number)
-        body.u32(keep)
-        body.u8((1 if validate else 0) | {None: 0, "lz4": 2, "none": 4}[compress])
-        self.log = WriterLog(self.number, keep, Pending(Kind.WRITER_OPEN, frames_of(body)))
-        # The link's log must not keep a writer that nobody else refers to.
-        fail = weakref.WeakMethod(self.fail)
-        self.log.failed = lambda error: (fail() or _ignore)(error)
-        fail_item = weakref.WeakMethod(self.fail_item)
-        self.log.item_failed = lambda error: (fail_item() or _ignore)(error)
-        self.begin()
-        try:
-            self.link.answer(self.link.open_writer(self.log))
-        except BaseException:
-            self.link.forget_writer(self.log)
-            raise
-
-    def begin(self) -> None:
-        self.body = self.log.header(self.created + 1, self.connection.body())
-        self.begun = len(self.body.meta)
-        self.items = 0
-        self.before, self.ends = list(self.counts), {}
-
-    def fail(self, error: BaseException) -> None:
-        self.error = _as_remote(error)
-
-    def fail_item(self, error: errors.ReverbError) -> None:
-        self.item_error = self.item_error or error
-
-    def count(self, messages: int) -> None:
-        """So many more are on their way. The link's thread counts too."""
-        with self.counting:
-            self.in_flight += messages
-
-    @property
-    def empty(self) -> bool:
-        return len(self.body.meta) == self.begun
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.body.meta) + self.body.nbytes
-
-    @property
-    def worth_sending(self) -> bool:
-        """Whether what there is goes now: a message costs more than many items in it.
-
-        With nothing on its way it does, so that nobody waits; with little on its way once it is as
-        much as pays; else when it is several large steps, or an answer comes.
-        """
-        in_flight = self.in_flight
-        if in_flight < limits.BRIDGE_PIPELINE:
-            return in_flight == 0 or self.pays
-        return self.nbytes >= limits.BRIDGE_GATHER_BYTES
-
-    @property
-    def pays(self) -> bool:
-        """Whether it is as much as is worth a message of its own."""
-        return self.items >= limits.BRIDGE_GATHER_ITEMS or self.nbytes >= limits.BRIDGE_RUN_BYTES
-
-    def send(self, callback: Callable[[Pending], None], wait: bool) -> Pending | None:
-        """Sends what there is."""
-        if self.empty:
-            return None
-        body, first, items = self.body, self.created + 1, self.items
-        before, ends = self.before, self.ends
-        self.created += items
-        self.begin()
-
-        def note(pending: Pending) -> tuple[WriterLog, Entry]:
-            return self.log, Entry(pending, first, items, before, ends)
-
-        self.last = self.link.post(Kind.WRITE, body, callback, wait=wait, note=note)
-        return self.last
-
-    def close(self) -> Pending | None:
-        if self.closed or self.link.lost is not None or self.link.forked:
-            return None
-        self.closed = True
-        body = Writer()
-        body.u32(self.number)
-        log, link = self.log, self.link
-        return link.post(Kind.WRITER_CLOSE, body, lambda _: link.forget_writer(log), wait=False)
-
-    def __del__(self) -> None:
-        """A writer that nobody refers to any more gives its place at the server back."""
-        if hasattr(self, "error"):
-            try:
-                self.close()
-            except errors.ReverbError:
-                return  # the link was lost just now, and with it the place
-
-
-class _Run:
-    """Steps of the same columns that are not in a message yet."""
-
-    def __init__(self, numbers: tuple[int, ...], close: bool, most: int) -> None:
-        self.numbers = numbers
-        self.buffers: list[Any] = [bytearray() for _ in numbers]
-        self.close = close
-        self.most = most
-        self.room = most
-        """Steps that may still come."""
-
-    @property
-    def count(self) -> int:
-        """Steps."""
-        return self.most - self.room
 
 
 class RemoteTrajectoryWriter(TrajectoryWriter):
@@ -212,11 +71,11 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         self._confirm = confirm
         # Held while steps and items get their order, never while waiting for an answer.
         self._order = threading.RLock()
-        self._run: _Run | None = None
+        self._run: Run | None = None
         # Columns of the last step, where it was too large to wait for others.
         self._alone: tuple[int, ...] | None = None
         self._items = bytearray()
-        self._stream = _Stream(connection, num_keep_alive_refs, validate_items, asked)
+        self._stream = Stream(connection, num_keep_alive_refs, validate_items, asked)
 
     # ------------------------------------------------------------------ steps
 
@@ -259,7 +118,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         buffers = [zmq.Frame(view, copy=True) for view in views]
         if not append_elsewhere(self, numbers):
             return False
-        run = self._run = _Run(numbers, True, 1)
+        run = self._run = Run(numbers, True, 1)
         run.buffers = buffers
         self._end_run(run)
         return True
@@ -281,7 +140,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         if run is None or run.numbers != numbers or not (run.close and close):
             self._encode_run()
             nbytes = sum(self.columns[k].row_bytes for k in numbers)
-            run = self._run = _Run(numbers, close, steps_of_a_run(nbytes))
+            run = self._run = Run(numbers, close, steps_of_a_run(nbytes))
             self._alone = numbers if run.most == 1 and close and numbers else None
         if run.most == 1 and numbers:
             run.buffers = [zmq.Frame(view, copy=True) for view in self.row_views()]
@@ -292,7 +151,7 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         else:
             run.room -= 1
 
-    def _end_run(self, run: _Run) -> None:
+    def _end_run(self, run: Run) -> None:
         """The last step of a run was appended."""
         run.room -= 1
         self._encode_run()
@@ -703,16 +562,6 @@ class RemoteTrajectoryWriter(TrajectoryWriter):
         if pending is None or not pending.wait(limits.BRIDGE_CLOSE_S) or pending.error is not None:
             return 0
         return pending.result().u32()
-
-
-def _as_remote(error: BaseException) -> errors.ReverbError:
-    if isinstance(error, errors.ReverbError):
-        return error
-    return errors.ReverbError(str(error))
-
-
-def _ignore(error: BaseException) -> None:
-    """The writer is gone."""
 
 
 def _path_text(path: tuple[Any, ...]) -> str:
