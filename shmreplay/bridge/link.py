@@ -210,7 +210,8 @@ class Link(LinkThread):
     ) -> Reader:
         """Waits for an answer.
 
-        The server keeps the deadline; here it counts only while the server is out of reach.
+        The server keeps the deadline; here it counts only while the server is out of reach, or has
+        no room for the request.
 
         Args:
             pending: The request.
@@ -219,7 +220,8 @@ class Link(LinkThread):
                 told to wait no longer, and answers what it has done.
 
         Raises:
-            DeadlineExceededError: The server is out of reach, and the time is over.
+            DeadlineExceededError: The server is out of reach or the request was not sent, and the
+                time is over.
             ServerClosedError: It is gone for good.
         """
         end = None if timeout is None else time.monotonic() + timeout + 1.0
@@ -234,6 +236,12 @@ class Link(LinkThread):
                         f" reach ({self._why}). Whether the call was carried out is not known; it"
                         " must answer for that. Look whether it runs, or give a longer timeout."
                     )
+                if end is not None and time.monotonic() > end and self._withdraw(pending):
+                    raise errors.DeadlineExceededError(
+                        f"the server at {self.address} had no room for this call, or for a large"
+                        f" one before it, within {timeout} s; expected some. Nothing was sent."
+                        " Try again, or give a longer timeout."
+                    )
         except BaseException:
             self.cancel(pending)
             self.own(pending)
@@ -241,6 +249,20 @@ class Link(LinkThread):
         if self.lost is not None:
             self.own(pending)
         return pending.result()
+
+    def _withdraw(self, pending: Pending) -> bool:
+        """Takes a request back that was never sent. False where it was, or may have been."""
+        with self._lock:
+            if pending.sequence or pending.log is not None or self._behind:
+                return False
+            try:
+                self._outbox.remove(pending)
+            except ValueError:  # the link is lost, and so it is answered
+                return False
+            self._waiting -= 1
+            self._bytes -= pending.nbytes
+            self._changed.notify_all()
+            return True
 
     def own(self, pending: Pending) -> None:
         """Lets the caller of a request that was given up have its arrays back, to change them.

@@ -118,6 +118,26 @@ def test_a_peer_waits_for_one_that_does_not_send(
         assert second.is_dropped()
 
 
+def test_a_call_that_gets_no_room_ends_at_its_deadline_and_is_not_sent(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BRIDGE_ARRIVING_BYTES", 8 * MIB)
+    server = serve(table())
+    client = connect(server)
+    with Peer(server.port) as peer:
+        assert peer.hello().kind == Kind.WELCOME
+        ask(peer, 8 * MIB)
+        assert peer.receive()[0].kind == Kind.GO
+        with pytest.raises(reverb.errors.DeadlineExceededError, match="Nothing was sent"):
+            client.insert_batch(TABLE, {"x": np.zeros((1, MIB), np.int64)}, timeout=0.1)
+        assert client.server_info()[TABLE].current_size == 0  # does not wait for it
+        peer.send(protocol.encode(Kind.BYE, Writer()))
+    for number in (1, 2):
+        client.insert_batch(TABLE, {"x": np.full((1, MIB), number)}, timeout=DEADLINE)
+    data = server.localhost_client().sample_batch(TABLE, 2).data["x"]
+    assert data[:, 0].tolist() == [1, 2]
+
+
 def test_many_large_batches_at_once(
     serve: Serve,
     connect: Connect,
