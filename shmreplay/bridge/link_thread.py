@@ -254,7 +254,7 @@ class LinkThread:
                 )
             )
         elif self._line.is_open and now >= self._try_at:
-            self._broken("it accepted the connection and does not answer")
+            self._broken("there is no such host, or it does not answer")
 
     def _lose(self, error: errors.ReverbError) -> None:
         """The end: everybody who waits is told."""

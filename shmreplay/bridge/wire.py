@@ -143,8 +143,8 @@ class Writer:
         ):
             raise InvalidArgumentError(
                 f"{what}: {len(self.meta) + self.nbytes} bytes in {len(self.parts)} arrays do not"
-                f" fit one message of at most {limits.BRIDGE_MESSAGE_BYTES} bytes; make several"
-                " calls: do it in several calls of fewer"
+                f" fit one message of at most {limits.BRIDGE_MESSAGE_BYTES} bytes. Make"
+                " several calls with less in each."
             )
 
 

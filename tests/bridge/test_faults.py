@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import shmreplay as reverb
 from shmreplay import errors
+from shmreplay.bridge import link_thread
 from tests.bridge.killed import TABLE, in_order
 from tests.bridge.proxy import Proxy
 from tests.bridge.test_client import wait_until
@@ -156,6 +158,18 @@ def test_server_out_of_reach_for_longer_than_the_timeout(
     proxy.accept_again()
     client.insert_batch(TABLE, {"id": np.array([2])})
     assert client.server_info()[TABLE].rate_limiter_info.insert_stats.completed == 2
+
+
+def test_a_host_that_says_nothing_is_not_taken_for_one_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a name that nobody knows, libzmq says as little."""
+    monkeypatch.setattr(link_thread, "WELCOME_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
+        with reverb.Client(address, reverb.RemoteOptions(timeout=1.0)) as client:
+            with pytest.raises(errors.StoreNotFoundError, match="no such host, or it does not"):
+                client.server_info()
 
 
 def test_deadline_counts_while_the_server_is_out_of_reach(

@@ -189,7 +189,7 @@ def test_what_does_not_fit_a_message_is_refused_before_it_is_sent(
     client = connect(server)
     client.server_info()
     monkeypatch.setattr(limits, "BRIDGE_MESSAGE_BYTES", 10_000)
-    with pytest.raises(errors.InvalidArgumentError, match="do not fit one message"):
+    with pytest.raises(errors.InvalidArgumentError, match="Make several calls with less"):
         client.insert_batch(TABLE, {"x": np.zeros((20, 1000))})
     client.insert_batch(TABLE, {"x": np.zeros((1, 1000))})
 
