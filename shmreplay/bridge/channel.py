@@ -152,7 +152,7 @@ class Channel:
             raise ProtocolError(f"an item of number {first}")
         self.refusals.settled(settled)
         number = first
-        # No item is one that was dealt with before.
+        # No item is one that was dealt with before, and numbers of values are the writer's own.
         fresh = number > max(settled, self.receipt.done) and not (
             refused or self.refusals.any or any(self._ahead)
         )
@@ -176,6 +176,7 @@ class Channel:
                 number += 1
             else:
                 self._other(reader.u8(), reader)
+                fresh = fresh and not any(self._ahead)
         reader.finish()
         body = Writer()
         body.u64(self.settled)

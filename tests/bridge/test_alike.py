@@ -13,9 +13,20 @@ import pytest
 import shmreplay as reverb
 from shmreplay import errors, rate_limiters, selectors
 from shmreplay._native import Incoming, append_elsewhere, stage_item, stage_step, step_bytes
-from shmreplay.bridge.protocol import INSERTED, ITEM, LISTED, REFERENCE, SQUEEZED, STATE, Op
+from shmreplay.bridge.protocol import (
+    INSERTED,
+    ITEM,
+    LISTED,
+    REFERENCE,
+    SQUEEZED,
+    STATE,
+    Kind,
+    Op,
+)
 from tests.bridge.killed import DEADLINE, TABLE, in_order
+from tests.bridge.peer import Peer
 from tests.bridge.test_client import Connect, Serve
+from tests.bridge.test_refusals import GOOD, opened, written
 
 Writers = Callable[..., Any]
 
@@ -325,3 +336,16 @@ def test_what_is_written_alike_and_otherwise_comes_in_order(
         data = client.sample_batch(TABLE, 1, DEADLINE).data
         assert np.ravel(data["y"]).tolist() == values
         assert np.all(data["x"].reshape(len(values), size) == np.c_[values])
+
+
+def test_items_of_values_behind_some_that_were_left_out_are_not_taken_for_others(
+    serve: Serve,
+) -> None:
+    """The message itself says that its writer's first values were for a process before this one."""
+    server = serve(in_order(1000))
+    with Peer(server.port) as peer:
+        assert peer.hello().kind == Kind.WELCOME
+        assert peer.request(Kind.WRITER_OPEN, opened())[0].kind == Kind.REPLY
+        assert peer.request(Kind.WRITE, written(3 * [GOOD], first=2, steps=4))[0].kind == Kind.REPLY
+    data = server.localhost_client().sample_batch(TABLE, 3).data["id"]
+    assert data.tolist() == [2, 3, 4]

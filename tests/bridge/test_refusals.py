@@ -37,8 +37,10 @@ def opened() -> Writer:
     return body
 
 
-def written(items: list[str]) -> Writer:
-    """A step, and items of it. A bad one refers to a writer that is not there."""
+def written(items: list[str], first: int = 0, steps: int = 1) -> Writer:
+    """Steps from this number on, which is their value, and an item of each; more are of the first
+    ones again. A bad one refers to a writer that is not there.
+    """
     body = Writer()
     body.u32(1)
     body.u64(1)
@@ -52,19 +54,19 @@ def written(items: list[str]) -> Writer:
     body.u8(Op.ROWS)
     body.u16(1)
     body.u16(0)
-    body.u64(0)
-    body.u32(1)
+    body.u64(first)
+    body.u32(steps)
     body.u8(1)
-    body.array(np.arange(1))
+    body.array(np.arange(first, first + steps))
     body.u8(Op.SCHEMA)
     body.u32(0)
     body.text('["dict",[["id",["leaf",[5,[],true]]]]]')
-    for kind in items:
+    for i, kind in enumerate(items):
         if kind == REPLACED:
             body.meta += REPLACE.pack(Op.REPLACE, 0, 0, 2**40, 1)
         else:
             body.meta += ITEM.pack(Op.ITEM, 0, 0, 1.0, float("nan"), 1)
-        body.meta += REFERENCE.pack(99 if kind == BAD else 1, 0, SQUEEZED, 1, 0, 1)
+        body.meta += REFERENCE.pack(99 if kind == BAD else 1, 0, SQUEEZED, 1, first + i % steps, 1)
     return body
 
 
