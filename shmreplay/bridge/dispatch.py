@@ -134,7 +134,6 @@ class Dispatcher:
             if not session.backlog:
                 self._send(session, protocol.encode(Kind.PONG, Writer()))
             return
-        _log.warning("%s: a client was not heard of for long, and given up", self.endpoint)
         if session.peer is not None and session.reachable:
             self._refuse(
                 session.peer,
@@ -144,6 +143,7 @@ class Dispatcher:
                 ),
             )
         else:
+            _log.warning("%s: a client was not heard of for long, and given up", self.endpoint)
             self._drop(session)
 
     # ------------------------------------------------------------------ receiving
