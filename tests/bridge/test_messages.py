@@ -141,9 +141,9 @@ def test_large_steps_alike_are_not_copied_into_the_private_store(
 ) -> None:
     alike: list[Any] = []
 
-    def counted(writer: Any) -> None:
+    def counted(writer: Any, numbers: tuple[int, ...]) -> bool:
         alike.append(writer)
-        append_elsewhere(writer)
+        return append_elsewhere(writer, numbers)
 
     monkeypatch.setattr(writer_module, "append_elsewhere", counted)
     client = connect(serve(table(max_times_sampled=1), capacity=64 << 20))
