@@ -282,7 +282,8 @@ int sr_store_format(sr_store *st, const sr_store_config *cfg, const sr_table_con
 }
 
 static int region_ok(const sr_store *st, uint64_t off, uint64_t count, uint64_t size) {
-    return off % 8 == 0 && count <= st->bytes / size && sr_at(st, off, count * size) != NULL;
+    uint64_t align = size % SR_LINE == 0 ? SR_LINE : 8;
+    return off % align == 0 && count <= st->bytes / size && sr_at(st, off, count * size) != NULL;
 }
 
 int sr_store_attach(sr_store *st) {

@@ -46,6 +46,7 @@ class Proxy:
         self._cut_now = threading.Event()
         self._holding = threading.Event()
         self._stalling = threading.Event()
+        self._left_to_pass = 0  # until requests are held; 0: as they are
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
@@ -63,9 +64,13 @@ class Proxy:
         """From now on what servers say waits."""
         self._holding.set()
 
-    def hold_requests(self) -> None:
-        """From now on what clients say waits, on the connections that there are."""
-        self._stalling.set()
+    def hold_requests(self, after: int) -> None:
+        """What clients say waits, on the connections that there are, once so many bytes passed."""
+        self._left_to_pass = after
+
+    @property
+    def holds_requests(self) -> bool:
+        return self._stalling.is_set()
 
     def take_requests(self) -> None:
         """And now goes on."""
@@ -136,6 +141,10 @@ class Proxy:
                 if budget is not None:
                     data, budget = data[:budget], budget - len(data)
                 (far if source is near else near).sendall(data)
+                if source is near and self._left_to_pass > 0:
+                    self._left_to_pass -= len(data)
+                    if self._left_to_pass <= 0:
+                        self._stalling.set()
                 if budget is not None and budget <= 0:
                     self.cuts += 1
                     return
