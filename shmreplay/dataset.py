@@ -9,19 +9,26 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from shmreplay import errors, limits, tree
-from shmreplay.client import Client
+from shmreplay.client import Client, checked_batch_size
 from shmreplay.compat import ignored_argument
 from shmreplay.replay_sample import INFO_DTYPES, ReplaySample, SampleInfo
 from shmreplay.reverb_types import TableInfo
 from shmreplay.spec import TensorSpec, dtype_name, shape_matches, shape_text
 
-__all__ = ["ElementSpec", "NumpyTimestepDataset", "NumpyTrajectoryDataset", "element_specs"]
+__all__ = [
+    "Batches",
+    "ElementSpec",
+    "NumpyTimestepDataset",
+    "NumpyTrajectoryDataset",
+    "element_specs",
+]
 
 # Seconds of the longest slice of the wait for a server.
 _LONGEST_CONNECT_S = 2.0
@@ -108,6 +115,28 @@ class FromTableSignature:
         return dataset
 
 
+class Batches:
+    """Iterable of a dataset's elements, many at a time. What `NumpyTrajectoryDataset.batch` gives.
+
+    Each iteration begins anew, as one of the dataset does.
+    """
+
+    def __init__(
+        self, dataset: NumpyTrajectoryDataset, batch_size: int, drop_remainder: bool
+    ) -> None:
+        """Of this dataset; the numbers are checked."""
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self._drop_remainder = drop_remainder
+
+    def __iter__(self) -> Iterator[ReplaySample]:
+        """Yields batches: see `NumpyTrajectoryDataset.batch`."""
+        size, least = self._batch_size, self._batch_size if self._drop_remainder else 1
+        for batch in self._dataset._batches(size):
+            if len(batch.info.key) >= least:
+                yield batch
+
+
 class NumpyTrajectoryDataset(FromTableSignature):
     """Iterable of sampled items, each a `ReplaySample` with whole columns as numpy arrays.
 
@@ -190,6 +219,26 @@ class NumpyTrajectoryDataset(FromTableSignature):
         """
         return (element for element in self.polled(None) if element is not None)
 
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> Batches:
+        """Returns the same elements, `batch_size` at a time, stacked.
+
+        Items are drawn and stacked by `Client.sample_batch`, which takes a small part of the time
+        that drawing them one by one and stacking them does. They must be alike in their lengths.
+
+        Args:
+            batch_size: Elements in a batch, B.
+            drop_remainder: Leave out a last batch that is shorter.
+
+        Returns:
+            An iterable of ReplaySample, whose `info` has arrays [B] and whose `data` has arrays
+            [B, ...]. rate_limiter_timeout_ms is for a whole batch: one that is not full by then is
+            short, and the last.
+
+        Raises:
+            InvalidArgumentError: batch_size is out of range.
+        """
+        return Batches(self, checked_batch_size(batch_size), bool(drop_remainder))
+
     def polled(self, every: float | None) -> Iterator[ReplaySample | None]:
         """Yields elements as an iteration does, and None whenever none has come for a while.
 
@@ -238,6 +287,25 @@ class NumpyTrajectoryDataset(FromTableSignature):
             every = min(2 * every, _LONGEST_CONNECT_S)  # a far server may take a while to answer
         self._check_signature(client.server_info())
 
+    def _batches(self, batch_size: int) -> Iterator[ReplaySample]:
+        with Client(self._server_address) as client:
+            for _ in self._connecting(client, None):
+                continue
+            left = self._max_samples
+            while left > 0:
+                wanted = min(batch_size, left)
+                try:
+                    batch = client.sample_batch(self._table, wanted, self._timeout)
+                except errors.DeadlineExceededError:
+                    return
+                leaves = tree.flatten(batch.data)
+                self._check_kinds([(leaf.dtype, leaf.shape[1:]) for leaf in leaves])
+                yield ReplaySample(batch.info, self._pack(leaves))
+                size = len(batch.info.key)
+                if size < wanted:
+                    return  # the time was over
+                left -= size
+
     def _deadline(self) -> float | None:
         return None if self._timeout is None else time.monotonic() + self._timeout
 
@@ -245,7 +313,7 @@ class NumpyTrajectoryDataset(FromTableSignature):
         yield self._element(item)
 
     def _element(self, item: ReplaySample) -> ReplaySample:
-        self._check(item.data)
+        self._check_kinds([(leaf.dtype, leaf.shape) for leaf in item.data])
         values: list[Any] = [
             dt.type(value) for dt, value in zip(INFO_DTYPES, item.info, strict=True)
         ]
@@ -257,22 +325,22 @@ class NumpyTrajectoryDataset(FromTableSignature):
             return dict(zip(self._keys, leaves, strict=True))
         return tree.unflatten_as(self._specs, leaves)
 
-    def _check(self, leaves: Sequence[Any]) -> None:
-        kind = tuple([(leaf.dtype, leaf.shape) for leaf in leaves])
+    def _check_kinds(self, kinds: list[tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
+        """Is an item with columns of these dtypes and shapes as the dataset says?"""
+        kind = tuple(kinds)
         if kind in self._accepted:
             return
-        if len(leaves) != len(self._flat_specs):
+        if len(kinds) != len(self._flat_specs):
             raise errors.InvalidArgumentError(
-                f"Got an item of {len(leaves)} columns from table {self._table!r}; the dataset "
+                f"Got an item of {len(kinds)} columns from table {self._table!r}; the dataset "
                 f"expects {len(self._flat_specs)}. Give dtypes and shapes for each column."
             )
-        for i, (leaf, spec) in enumerate(zip(leaves, self._flat_specs, strict=True)):
-            if not spec.accepts(leaf.dtype, leaf.shape):
+        for i, ((dtype, shape), spec) in enumerate(zip(kinds, self._flat_specs, strict=True)):
+            if not spec.accepts(dtype, shape):
                 raise errors.InvalidArgumentError(
                     f"Received incompatible tensor at flattened index {i} from table "
                     f"'{self._table}'. The dataset expects {spec}, the item has "
-                    f"{ElementSpec(leaf.dtype, leaf.shape)}. Make the dataset with that, or insert "
-                    "others."
+                    f"{ElementSpec(dtype, shape)}. Make the dataset with that, or insert others."
                 )
         if len(self._accepted) < _ACCEPTED_KINDS:
             self._accepted.add(kind)
@@ -315,8 +383,25 @@ class NumpyTimestepDataset(NumpyTrajectoryDataset):
         for step in item:
             yield self._element(step)
 
+    def _batches(self, batch_size: int) -> Iterator[ReplaySample]:
+        elements = iter(self)
+        while found := list(islice(elements, batch_size)):
+            yield ReplaySample(_stacked_info(found), self._pack(_stacked_leaves(found)))
+
     def _shapes_of(self, column: TensorSpec) -> list[tuple[int | None, ...]]:
         return [column.shape, column.shape[1:]]
+
+
+def _stacked_info(found: Sequence[ReplaySample]) -> SampleInfo:
+    columns = zip(*[(*element.info, element.info.inserted_ns) for element in found], strict=True)
+    return SampleInfo(*map(np.array, columns))
+
+
+def _stacked_leaves(found: Sequence[ReplaySample]) -> list[Any]:
+    columns: Iterable[tuple[Any, ...]] = zip(
+        *[tree.flatten(element.data) for element in found], strict=True
+    )
+    return [np.stack(column) for column in columns]
 
 
 def table_signature(server_address: str, table: str, timeout: float | None) -> Any:

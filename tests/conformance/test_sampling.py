@@ -358,6 +358,44 @@ def test_a_dataset_ends_when_the_limiter_blocks_for_so_long(make_client: MakeCli
         assert waiting.result(DEADLINE).data["b"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("kind", [NumpyTrajectoryDataset, NumpyTimestepDataset])
+@pytest.mark.parametrize("drop", [False, True])
+def test_batches_of_a_dataset_are_its_elements_stacked(
+    make_client: MakeClient, kind: Any, drop: bool
+) -> None:
+    _, client = make_client([fifo_table()])
+    write(client, 3, last(3), steps=3)
+    made = dataset(client, kind, max_samples=7)
+    single = list(made)
+    batches = list(made.batch(4, drop_remainder=drop))
+    sizes = [4] * (len(single) // 4) + [len(single) % 4] * (not drop)
+    assert [len(batch.info.key) for batch in batches] == [size for size in sizes if size]
+    at = 0
+    for batch in batches:
+        assert isinstance(batch, reverb.ReplaySample) and list(batch.data) == ["a", "b"]
+        assert [field.dtype for field in batch.info] == list(INFO_DTYPES)
+        for row, element in enumerate(single[at : at + len(batch.info.key)]):
+            assert batch.info.key[row] == element.info.key
+            assert batch.info.inserted_ns[row] == element.info.inserted_ns
+            for name in ("a", "b"):
+                assert batch.data[name].dtype == element.data[name].dtype
+                np.testing.assert_array_equal(batch.data[name][row], element.data[name])
+        at += len(batch.info.key)
+
+
+def test_a_batch_of_a_dataset_ends_where_the_limiter_blocks(make_client: MakeClient) -> None:
+    _, client = make_client([fifo_table(max_times_sampled=1)])
+    made = dataset(client, rate_limiter_timeout_ms=1)
+    assert list(made.batch(3)) == []
+    write(client, 3, last(3))  # four items
+    assert [len(batch.info.key) for batch in made.batch(3)] == [3, 1]
+    with pytest.raises(reverb.errors.InvalidArgumentError, match="batch_size must be in"):
+        made.batch(0)
+    write(client, 3, last(3))
+    with pytest.raises(ValueError, match=r"flattened index 0 .* expects"):
+        list(dataset(client, shapes={"a": (2, 2), "b": (2,)}).batch(3))
+
+
 def test_lists_become_tuples_and_unknown_sizes_are_taken(make_client: MakeClient) -> None:
     _, client = make_client([fifo_table()])
     write(client, 3, lambda h: [h["a"][-3:], {"b": h["b"][-2:]}])
