@@ -87,8 +87,8 @@ REASONS: dict[str, str] = {
     "sampling is the scheduler's; add both",
     "w8-sample": "a generator hands over items one by one, so a Python object an item is the cost; "
     "sample_batch is the way for batches",
-    "w8-dataset": "the dataset hands over items one by one, and the batch is stacked in Python; "
-    "sample_batch and sampler hand over whole batches",
+    "w8-dataset": "a batch of the dataset is a sample_batch, which reads its rows from memory that "
+    "no cache holds",
 }
 """Why a target may be missed; shown with those that are."""
 

@@ -52,7 +52,7 @@ TOGETHER = "shmreplay"
 INSERT = "shmreplay Client.insert"
 WRITER = "shmreplay TrajectoryWriter"
 ITEMS = "shmreplay Client.sample"
-DATASET = "shmreplay NumpyTrajectoryDataset"
+DATASET = "shmreplay NumpyTrajectoryDataset.batch"
 RING = "numpy ring"
 POOL = 64
 ACTOR_CHUNK = 64
@@ -213,15 +213,8 @@ def _dataset(stack: ExitStack, sizes: Sizes) -> Measure:
         shapes=dict.fromkeys(FIELDS),
         max_in_flight_samples_per_worker=2 * BATCH,
     )
-    elements = iter(dataset)
-
-    def call() -> None:
-        # What a user of tf.data gets from .batch(256): each field as one array.
-        found = [element.data for element in islice(elements, BATCH)]
-        for name in FIELD_NAMES:
-            np.stack([element[name] for element in found])
-
-    return repeated(call)
+    batches = iter(dataset.batch(BATCH))
+    return repeated(lambda: next(batches))
 
 
 # --- a plain ring ---------------------------------------------------------------------------------
